@@ -1,0 +1,77 @@
+"""`Engine`: all that the service may call; process, in-thread and scripted engines behave alike.
+
+Every method is called from one event loop. Cancellation of a call never leaves a request running:
+closing the iterator of `generate` (or cancelling the task that reads it) aborts the request.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from engine.types import EngineEvent, EngineInfo, EngineRequest, EngineStats, PoolStats
+
+
+class EngineError(Exception):
+    """The engine cannot do what was asked. `retryable`: the same request may succeed later."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class EngineOverloaded(EngineError):
+    """The waiting queue is full."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)
+
+
+class EngineDead(EngineError):
+    """The engine process has ended; running requests got a `Finished` with ERROR."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)
+
+
+class RequestRefused(EngineError):
+    """The request is outside the engine's limits; `field` names what."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Engine(Protocol):
+    """An engine that has started."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine process has ended or is draining to its end."""
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+        """Events of one request: Started at admission (absent if it ended before), then
+        TokenDelta, then exactly one Finished. Reading an event returns the credit of its tokens.
+
+        The request is sent when `generate` is called, so requests arrive in calling order.
+        Raises RequestRefused, EngineOverloaded or EngineDead at the call, not at the first read.
+        Closing the iterator aborts the request by the engine's next step.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """End a request by the next step; its iterator still yields its Finished (ABORT)."""
+
+    async def stats(self) -> EngineStats: ...
+
+    async def flush(self) -> int:
+        """Drop all cached pages that nothing references; how many."""
+
+    async def audit(self) -> PoolStats:
+        """Recount pages from tree and tables. Raises EngineError naming every difference."""
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, let running ones finish within `grace_s`, abort the rest."""
+
+    async def close(self) -> None:
+        """Abort what runs, end the engine process and wait for it."""

@@ -1,0 +1,45 @@
+"""`Core`: what the loop drives, one step at a time, on the engine's own thread."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.types import EngineEvent, EngineInfo, EngineRequest, EngineStats, PoolStats
+
+
+class Core(Protocol):
+    """A synchronous engine. Every request added ends with exactly one Finished from `step`."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def add(self, request: EngineRequest) -> None:
+        """Take a request into the waiting queue. What is wrong with it is told by its Finished."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step; unknown and ended ids are ignored."""
+
+    def grant(self, request_id: str, credits: int) -> None:
+        """Add credits to a request; unknown and ended ids are ignored."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything now; False while all are paused for want of credit."""
+
+    @property
+    def wake_ns(self) -> int:
+        """Monotonic time at which `step` must be called even without input (deadline, scripted
+        delay); 0 for never."""
+
+    def step(self) -> Sequence[EngineEvent]:
+        """Plan and run one step; the events of it, in order. A fault inside fails the requests
+        of the step with Finished(ERROR), never the loop."""
+
+    def stats(self) -> EngineStats: ...
+
+    def flush(self) -> int:
+        """Drop all cached pages that nothing references; how many."""
+
+    def audit(self) -> PoolStats:
+        """Recount pages from tree and tables. Raises EngineError naming every difference."""
+
+    def close(self) -> None: ...

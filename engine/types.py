@@ -1,0 +1,200 @@
+"""Frozen values that cross the border between the edge and the engine.
+
+All times are nanoseconds of the machine's monotonic clock (`time.monotonic_ns`, the same in every
+process). Token ids travel as little-endian int32 bytes.
+"""
+
+from enum import StrEnum
+from typing import Annotated, TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+MAX_TOP_LOGPROBS = 20
+SHARED_TENANT = "public"
+
+
+def pack_tokens(token_ids: NDArray[np.int32] | list[int]) -> bytes:
+    """Token ids as little-endian int32 bytes."""
+    return np.asarray(token_ids, dtype="<i4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> NDArray[np.int32]:
+    """The inverse of `pack_tokens`, without a copy, read-only."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; every request ends with exactly one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How tokens are chosen and when generation ends.
+
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. A draw depends on `seed` and
+    the token's position alone, so the same seed gives the same tokens whatever else is in the
+    batch. `stop` are byte strings matched on token bytes; matched text is not released.
+    logprobs is None for none, else how many alternatives go with each token (0: only the token).
+    max_tokens 0 computes the prompt and samples nothing.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=0)]
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    stop: tuple[bytes, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+
+class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What the edge asks of the engine. `id` is unique among running requests.
+
+    `tenant` comes from the credential and `salt` from the body: both narrow the cache namespace.
+    A lower `priority` is served earlier. `deadline_ns` 0 is none. `credits` is how many tokens may
+    be sent before the reader returns some: a sequence without credit pauses, alone.
+    """
+
+    id: str
+    token_ids: bytes
+    sampling: SamplingParams
+    tenant: str = SHARED_TENANT
+    salt: str = ""
+    priority: int = 0
+    deadline_ns: int = 0
+    credits: int = 256
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one sampled token and of the likeliest alternatives, best first."""
+
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """The request was admitted: its prefix is matched and its first chunk is planned."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    time_ns: int
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
+    """Tokens of one step. `text` holds the bytes that may be shown now: no character of a stop
+    string leaks, so it can be shorter or longer than the bytes of `token_ids`, or empty.
+    `logprobs` has one entry per token where they were asked for, else it is empty.
+    """
+
+    request_id: str
+    token_ids: bytes
+    text: bytes
+    time_ns: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Phase(msgspec.Struct, frozen=True, array_like=True):
+    """One stretch of a request's life: queue, prefix_match, prefill, decode; disjoint, in order."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    num_tokens: int = 0
+    start_position: int = 0
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+    """The terminal event: exactly one per request, nothing follows it.
+
+    `stop` is the matched stop string, `stop_token_id` the token that ended it (else -1); `message`
+    says what failed for ERROR.
+    """
+
+    request_id: str
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    time_ns: int
+    num_preemptions: int = 0
+    stop: bytes = b""
+    stop_token_id: int = -1
+    message: str = ""
+    phases: tuple[Phase, ...] = ()
+
+
+EngineEvent: TypeAlias = Started | TokenDelta | Finished
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine process is set up. Zero means: choose from the machine and the model.
+
+    `model` is a GGUF file or a Hugging Face folder. `token_budget` bounds new tokens per step;
+    `decode_token_budget` is the smaller bound while other sequences decode.
+    """
+
+    model: str
+    kv_memory_bytes: int = 0
+    max_context: int = 0
+    threads: int = 0
+    exact: bool = False
+    backend: str = "auto"
+    page_size: int = 16
+    token_budget: int = 512
+    decode_token_budget: int = 64
+    max_running: int = 64
+    max_waiting: int = 1024
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a started engine is."""
+
+    model_name: str
+    model_digest: str
+    family: str
+    vocab_size: int
+    max_context: int
+    page_size: int
+    num_pages: int
+    page_bytes: int
+    backend: str
+    numeric_mode: str
+    threads: int
+
+
+class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages by state; each page is in exactly one, so they sum to `total`."""
+
+    total: int
+    free: int
+    cached: int
+    referenced: int
+    pinned: int
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the start (`num_`), and the present state."""
+
+    pool: PoolStats
+    running: int
+    waiting: int
+    num_steps: int
+    num_requests: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_preemptions: int

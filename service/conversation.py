@@ -1,0 +1,80 @@
+"""The canonical request: what every dialect decodes to, and the one generation path reads."""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from engine.types import SHARED_TENANT
+
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call the assistant made; `arguments` is the JSON text exactly as it was generated."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `text` joins the text parts of the wire's content."""
+
+    role: Role
+    text: str = ""
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call; `spec` is the wire's JSON, rendered verbatim."""
+
+    name: str
+    spec: dict[str, JSONValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the model reads. `continue_final`: the last assistant message is left open."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    template_kwargs: dict[str, JSONValue] = field(default_factory=dict)
+    continue_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """How to generate. None means: the server's default (for max_tokens, all the context left).
+
+    Ranges are checked by the dialect, which knows the field's name on its wire.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    priority: int = 0
+    timeout_s: float | None = None
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One generation. `id` is the id the dialect shows (chatcmpl-…, resp_…)."""
+
+    id: str
+    model: str
+    conversation: Conversation
+    options: GenerationOptions
+    tenant: str = SHARED_TENANT

@@ -1,0 +1,58 @@
+"""`ApiError`: what is refused, once, for every dialect; each dialect gives it its own shape."""
+
+from collections.abc import Mapping
+
+from engine.api import EngineDead, EngineError, EngineOverloaded, RequestRefused
+
+
+class ApiError(Exception):
+    """An answer other than success. `param` is the dotted path of the field, where there is one.
+
+    `type` and `code` are OpenAI's vocabulary; other dialects map from `status` and `code`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """400 for a field whose value is refused."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def from_engine(error: EngineError) -> ApiError:
+    """The answer for what the engine refused."""
+    if isinstance(error, RequestRefused):
+        return invalid(error.field, str(error))
+    if isinstance(error, EngineOverloaded):
+        return ApiError(
+            429,
+            str(error),
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
+            headers={"retry-after": "1", "retry-after-ms": "1000"},
+        )
+    if isinstance(error, EngineDead):
+        return ApiError(
+            503,
+            str(error),
+            type="server_error",
+            code="server_is_overloaded",
+            headers={"retry-after": "1", "retry-after-ms": "1000"},
+        )
+    return ApiError(500, str(error), type="server_error")
