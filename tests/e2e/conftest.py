@@ -1,0 +1,79 @@
+"""The real server, as a user starts it: its own process, the real model, real sockets."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def free_port() -> int:
+    """A port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server; `http` talks to it."""
+
+    url: str
+    http: httpx.Client
+    process: "subprocess.Popen[str]"
+
+    def pool(self) -> dict[str, int]:
+        """Pages by state and the engine's counters."""
+        answer: dict[str, int] = self.http.get("/admin/pool").raise_for_status().json()
+        return answer
+
+    def flush(self) -> None:
+        """Forget everything cached."""
+        self.http.post("/admin/cache/flush").raise_for_status()
+
+
+@contextlib.contextmanager
+def serve(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    """`headwater serve` on a free port until the block ends; it must then end by itself with 0."""
+    port = free_port()
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port), *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if "ready" in line and str(port) in line:
+            break
+    else:
+        pytest.fail(f"the server did not start:\n{''.join(lines)}")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+            yield Server(url, http, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """One server for all tests of this folder; each test uses prompts of its own."""
+    with serve() as running:
+        yield running

@@ -1,0 +1,63 @@
+"""What the house is for: a common prefix is computed once, and nobody's answer changes by it."""
+
+from functools import partial
+
+from tests.e2e.conftest import Server
+from tests.e2e.conversations import at_once, cached_tokens, chat, system_prompt, text_of
+
+PAGE = 16
+
+
+def test_a_second_request_computes_only_its_tail(server: Server) -> None:
+    system = system_prompt("harbour", 75)
+    first = chat(server, system, "Which ship came first?")
+    before = server.pool()["num_computed_tokens"]
+    second = chat(server, system, "Which ship left last?")
+    computed = server.pool()["num_computed_tokens"] - before
+    prompt = second["usage"]["prompt_tokens"]
+    assert prompt > 1500
+    assert cached_tokens(first) == 0 or cached_tokens(first) < 64
+    assert cached_tokens(second) > prompt - 20
+    assert computed == prompt - cached_tokens(second) + second["usage"]["completion_tokens"] - 1
+
+
+def test_agents_that_arrive_together_compute_their_prompt_once(server: Server) -> None:
+    system = system_prompt("orchard", 40)
+    before = server.pool()["num_computed_tokens"]
+    answers = at_once([partial(chat, server, system, f"Tree {n}?") for n in range(8)])
+    computed = server.pool()["num_computed_tokens"] - before
+    prompts = [answer["usage"]["prompt_tokens"] for answer in answers]
+    outputs = sum(answer["usage"]["completion_tokens"] for answer in answers)
+    shared = min(prompts) - 32
+    assert computed < shared + 8 * (64 + PAGE) + outputs
+    assert sorted(cached_tokens(answer) >= shared - PAGE for answer in answers)[1:] == [True] * 7
+
+
+def test_cold_and_warm_answers_are_equal(server: Server) -> None:
+    system = system_prompt("observatory", 12)
+    server.flush()
+    cold = chat(server, system, "Name a star.", logprobs=True, top_logprobs=3)
+    warm = chat(server, system, "Name a star.", logprobs=True, top_logprobs=3)
+    server.flush()
+    again = chat(server, system, "Name a star.", logprobs=True, top_logprobs=3)
+    assert cached_tokens(cold) == cached_tokens(again) == 0
+    assert cached_tokens(warm) == warm["usage"]["prompt_tokens"]
+    assert cold["choices"] == warm["choices"] == again["choices"]
+
+
+def test_eight_streams_at_once_each_equal_their_lone_run(server: Server) -> None:
+    topics = ["rain", "iron", "bread", "chess", "moss", "glass", "tides", "owls"]
+    system = system_prompt("library", 6)
+    lone = [text_of(chat(server, system, f"Write about {t}.", max_tokens=40)) for t in topics]
+    server.flush()
+    together = at_once(
+        [partial(chat, server, system, f"Write about {t}.", max_tokens=40) for t in topics]
+    )
+    assert [text_of(answer) for answer in together] == lone
+
+
+def test_another_salt_shares_nothing(server: Server) -> None:
+    system = system_prompt("vault", 10)
+    chat(server, system, "Open.")
+    assert cached_tokens(chat(server, system, "Open.", cache_salt="other")) == 0
+    assert cached_tokens(chat(server, system, "Open.")) > 0

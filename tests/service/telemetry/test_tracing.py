@@ -1,0 +1,108 @@
+"""Spans built from records, and received over real OTLP."""
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+
+from engine.types import FinishReason, Phase
+from service.events import RequestRecord, Usage
+from service.telemetry.tracing import RequestTracer
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT_ID = "b7ad6b7169203331"
+
+
+def record(**changes: object) -> RequestRecord:
+    now = time.monotonic_ns()
+    built = RequestRecord(operation="chat", model="tiny", start_ns=now - 10_000, end_ns=now)
+    built.phases = [
+        Phase("tokenize", now - 10_000, now - 9_000, 12),
+        Phase("queue", now - 9_000, now - 8_000),
+        Phase("prefill", now - 8_000, now - 5_000, 8, 4),
+        Phase("decode", now - 5_000, now, 3),
+    ]
+    for name, value in changes.items():
+        setattr(built, name, value)
+    return built
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracer(exporter: InMemorySpanExporter) -> Iterator[RequestTracer]:
+    yield (tracer := RequestTracer(exporter))
+    tracer.close()
+
+
+def built(
+    tracer: RequestTracer, exporter: InMemorySpanExporter, one: RequestRecord
+) -> dict[str, ReadableSpan]:
+    tracer.finish(one)
+    tracer.close()
+    return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def test_a_request_is_a_server_span_with_its_phases_inside(
+    tracer: RequestTracer, exporter: InMemorySpanExporter
+) -> None:
+    one = record(usage=Usage(12, 4, 3), finish_reason=FinishReason.STOP)
+    spans = built(tracer, exporter, one)
+    root = spans.pop("chat tiny")
+    assert root.kind is SpanKind.SERVER
+    assert set(spans) == {"tokenize", "queue", "prefill", "decode"}
+    assert root.context is not None and root.start_time and root.end_time
+    for span in spans.values():
+        assert span.parent is not None and span.parent.span_id == root.context.span_id
+        assert span.start_time and span.end_time
+        assert root.start_time <= span.start_time <= span.end_time <= root.end_time
+    covered = sum((s.end_time or 0) - (s.start_time or 0) for s in spans.values())
+    assert covered == root.end_time - root.start_time
+    assert root.attributes is not None
+    assert root.attributes["gen_ai.usage.input_tokens"] == 12
+    assert root.attributes["gen_ai.usage.cache_read.input_tokens"] == 4
+    assert root.attributes["gen_ai.usage.cache_write.input_tokens"] == 8
+    assert root.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert (spans["prefill"].attributes or {})["headwater.start_position"] == 4
+
+
+@pytest.mark.parametrize("flags", ["00", "01", "03", "ff"])
+def test_the_callers_trace_is_continued_whatever_its_flags(
+    tracer: RequestTracer, exporter: InMemorySpanExporter, flags: str
+) -> None:
+    one = record(traceparent=f"00-{TRACE_ID}-{PARENT_ID}-{flags}")
+    spans = built(tracer, exporter, one)
+    if int(flags, 16) & 1:
+        root = spans["chat tiny"]
+        assert root.context is not None and root.context.trace_id == int(TRACE_ID, 16)
+        assert root.parent is not None and root.parent.span_id == int(PARENT_ID, 16)
+    else:
+        assert not spans, "the default sampler follows the caller, who does not sample"
+
+
+@pytest.mark.parametrize("traceparent", ["", "nonsense", f"00-{'0' * 32}-{PARENT_ID}-01"])
+def test_a_broken_traceparent_starts_a_trace_of_its_own(
+    tracer: RequestTracer, exporter: InMemorySpanExporter, traceparent: str
+) -> None:
+    root = built(tracer, exporter, record(traceparent=traceparent))["chat tiny"]
+    assert root.parent is None
+
+
+def test_a_failed_request_says_so(tracer: RequestTracer, exporter: InMemorySpanExporter) -> None:
+    one = record(error_type="server_error", finish_reason=FinishReason.ERROR, disconnected_ns=1)
+    root = built(tracer, exporter, one)["chat tiny"]
+    assert not root.status.is_ok
+    assert (root.attributes or {})["error.type"] == "server_error"
+    assert [event.name for event in root.events] == ["client_disconnected"]
+
+
+def test_nothing_is_kept_on_content(tracer: RequestTracer, exporter: InMemorySpanExporter) -> None:
+    root = built(tracer, exporter, record())["chat tiny"]
+    assert not [name for name in root.attributes or {} if re.search("messages|instructions", name)]
