@@ -1,0 +1,148 @@
+"""`PromptRenderer`: a conversation to the token ids that the engine computes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from anyio import CapacityLimiter, to_thread
+from numpy.typing import NDArray
+
+from engine.text import TextAssets
+from service.conversation import Conversation, JSONValue
+from service.errors import ApiError, invalid
+from service.prompts.messages import template_messages
+from service.prompts.template import ChatTemplate
+
+_NUM_WORKERS: Final = 2
+_MAX_NFC_SHRINK: Final = 3
+"""Normalisation to NFC makes no text shorter than a third of its UTF-8 bytes (Hangul does)."""
+
+_CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks where the last message ends in the rendered text; its space shows whether the template
+trims."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RenderedPrompt:
+    """token_ids: shape [num_tokens], int32, at least 1; text: what was tokenised."""
+
+    token_ids: NDArray[np.int32]
+    text: str
+
+
+class PromptRenderer:
+    """Renders and tokenises in worker threads of its own, never on the event loop.
+
+    Special tokens written out in a message ("<|im_end|>") become these tokens: the rendered text
+    is tokenised as a whole, as transformers and the common servers do. Who puts foreign text into
+    messages must strip them.
+
+    Cancelling a call lets its worker end by itself and drops the result.
+    """
+
+    def __init__(self, assets: TextAssets, max_context: int) -> None:
+        """max_context: tokens of prompt and answer together. Raises TextError where the model has
+        no usable chat template."""
+        self._assets = assets
+        self._template = ChatTemplate(assets.path, assets.chat_template)
+        self._special = {"bos_token": assets.bos_token, "eos_token": assets.eos_token}
+        self._max_context = max_context
+        shrink = 1 if assets.tokenizer.normalizer is None else _MAX_NFC_SHRINK
+        self._max_token_bytes = assets.vocabulary.max_token_bytes * shrink
+        self._limiter = CapacityLimiter(_NUM_WORKERS)
+
+    async def render(self, conversation: Conversation) -> RenderedPrompt:
+        """The prompt of a conversation.
+
+        Raises ApiError, all 400: for messages that the template refuses, for a prompt of
+        `max_context` tokens or more (code "context_length_exceeded"; one token must be left for
+        the answer) and for one of none. A prompt that cannot fit is refused before it is
+        tokenised.
+        """
+        return await to_thread.run_sync(
+            self._render, conversation, abandon_on_cancel=True, limiter=self._limiter
+        )
+
+    async def tokenize(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
+        """Token ids of a text, of any length. Raises ApiError (400) where it is not Unicode."""
+        return await to_thread.run_sync(
+            self._encode, text, add_special_tokens, abandon_on_cancel=True, limiter=self._limiter
+        )
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included; U+FFFD for bytes that are no text.
+
+        Raises ApiError (400, param "tokens") for an id outside the vocabulary.
+        """
+        return await to_thread.run_sync(
+            self._decode, token_ids, abandon_on_cancel=True, limiter=self._limiter
+        )
+
+    def _render(self, conversation: Conversation) -> RenderedPrompt:
+        text = self._render_text(conversation)
+        num_bytes = len(_utf8(text, "messages"))
+        if num_bytes > self._max_context * self._max_token_bytes:
+            raise self._too_long(f"at least {-(-num_bytes // self._max_token_bytes)}")
+        token_ids = self._assets.encoder.encode(text)
+        if len(token_ids) >= self._max_context:
+            raise self._too_long(str(len(token_ids)))
+        if not len(token_ids):
+            raise invalid("messages", "The messages render to no tokens.")
+        return RenderedPrompt(token_ids, text)
+
+    def _render_text(self, conversation: Conversation) -> str:
+        if not conversation.messages:
+            raise invalid("messages", "There are no messages.")
+        template = self._template
+        messages = template_messages(conversation, template)
+        if conversation.continue_final:
+            if messages[-1]["role"] != "assistant":
+                raise invalid("messages", "Only a last message of the assistant can be continued.")
+            messages[-1]["content"] = f"{messages[-1]['content']}{_CONTINUE_TAG}"
+        tools = [tool.spec for tool in conversation.tools] or None
+        variables: dict[str, JSONValue] = {
+            "messages": [*messages],
+            "tools": [*tools] if tools else None,
+            "add_generation_prompt": not conversation.continue_final,
+            **self._special,
+        }
+        if taken := sorted(variables.keys() & conversation.template_kwargs.keys()):
+            raise invalid("chat_template_kwargs", f"{taken[0]!r} is set by the server.")
+        variables.update(conversation.template_kwargs)
+        max_characters = 2 * self._max_context * self._max_token_bytes
+        text = template.render(variables, max_characters)
+        return _left_open(text) if conversation.continue_final else text
+
+    def _encode(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
+        _utf8(text, "prompt")
+        return self._assets.encoder.encode(text, add_special_tokens=add_special_tokens)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        size = self._assets.vocabulary.size
+        if bad := next((each for each in token_ids if not 0 <= each < size), None):
+            raise invalid("tokens", f"{bad} is outside the vocabulary of {size} tokens.")
+        return str(self._assets.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def _too_long(self, num_tokens: str) -> ApiError:
+        return invalid(
+            "messages",
+            f"This model's maximum context length is {self._max_context} tokens, at least one of "
+            f"them for the answer; the messages resulted in {num_tokens} tokens.",
+            code="context_length_exceeded",
+        )
+
+
+def _utf8(text: str, param: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(param, "The text holds lone surrogates, which are not Unicode.") from error
+
+
+def _left_open(text: str) -> str:
+    """The text up to the end of the last message, as transformers' `continue_final_message`."""
+    at = text.rfind(_CONTINUE_TAG.rstrip())
+    if at < 0:
+        raise invalid("messages", "The model's chat template does not show the last message.")
+    return text[:at] if text.startswith(_CONTINUE_TAG, at) else text[:at].rstrip()
