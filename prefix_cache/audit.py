@@ -1,0 +1,139 @@
+"""Recount of pages from a walk over trees and live tables, compared with what the pool says."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefix_cache.eviction import Evictor
+from prefix_cache.page_pool import PageIds, PagePool
+from prefix_cache.radix_tree import Node, RadixForest
+
+
+class AuditError(Exception):
+    """The books do not agree; `differences` has a sentence for each."""
+
+    def __init__(self, differences: list[str]) -> None:
+        super().__init__("; ".join(differences))
+        self.differences = differences
+
+
+class LiveTable(Protocol):
+    """What the audit reads of a request's page table."""
+
+    pages: list[int]
+    num_tokens: int
+    num_writable: int
+    copy_source: int | None
+
+
+def find_differences(
+    pool: PagePool, forest: RadixForest, evictor: Evictor, tables: Collection[LiveTable]
+) -> list[str]:
+    """Every way in which pool, trees and tables disagree, a sentence each. Changes nothing."""
+    nodes = [node for root in forest.roots.values() for node in _walk(root)]
+    found = [line for node in nodes for line in _check_node(node, pool, forest, evictor)]
+    found += [line for table in tables for line in _check_table(table, forest)]
+    found += _check_pool(pool, nodes, tables)
+    found += [
+        f"namespace {name} has an empty tree"
+        for name, root in forest.roots.items()
+        if not root.children
+    ]
+    return found
+
+
+def _walk(root: Node) -> Iterator[Node]:
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += node.children
+
+
+def _label(node: Node) -> str:
+    return f"node at page {node.first_page} with pages {node.pages[:4].tolist()}.."
+
+
+def _check_node(node: Node, pool: PagePool, forest: RadixForest, evictor: Evictor) -> Iterator[str]:
+    page_size = forest.page_size
+    if node.num_pages != -(-node.num_tokens // page_size):
+        yield f"{_label(node)}: {node.num_tokens} tokens in {node.num_pages} pages"
+    if node.parent is not None and not node.num_pages:
+        yield f"{_label(node)}: empty"
+    if node.children and node.num_tokens % page_size:
+        yield f"{_label(node)}: has children and ends inside a page"
+    if node.child_keys != [child.key(page_size) for child in node.children]:
+        yield f"{_label(node)}: keys differ from the children's first pages"
+    for left, right in zip(node.child_keys, node.child_keys[1:], strict=False):
+        if left >= right or right.startswith(left):
+            yield f"{_label(node)}: children out of order, or one begins another"
+    for child in node.children:
+        if child.parent is not node or child.first_page != node.first_page + node.num_pages:
+            yield f"{_label(child)}: misplaced below {_label(node)}"
+    for index, page in enumerate(node.pages.tolist()):
+        if forest.node_of(page) is not node:
+            yield f"{_label(node)}: page {page} points to another node"
+        num_slots = min(page_size, node.num_tokens - index * page_size)
+        if pool.sealed[page] < num_slots:
+            yield f"page {page}: {num_slots} slots published, {pool.sealed[page]} sealed"
+    if evictor.is_candidate(node) and not node.queued:
+        yield f"{_label(node)}: evictable but not queued"
+
+
+def _check_table(table: LiveTable, forest: RadixForest) -> Iterator[str]:
+    page_size = forest.page_size
+    full = table.num_tokens // page_size
+    label = f"table with pages {table.pages[:4]}.."
+    if -(-table.num_tokens // page_size) > len(table.pages):
+        yield f"{label}: {table.num_tokens} tokens in {len(table.pages)} pages"
+    if table.num_writable not in (table.num_tokens, len(table.pages) * page_size):
+        yield f"{label}: writable up to {table.num_writable}"
+    path: list[int] = []
+    node = forest.node_of(table.pages[full - 1]) if full else None
+    while node is not None:
+        path = node.pages.tolist() + path
+        node = node.parent
+    if path[:full] != table.pages[:full]:
+        yield f"{label}: its {full} full pages are not those of the tree"
+
+
+def _check_pool(pool: PagePool, nodes: list[Node], tables: Collection[LiveTable]) -> Iterator[str]:
+    total = len(pool.refs)
+    copied = [table.copy_source for table in tables if table.copy_source is not None]
+    refs = _tally([*(table.pages for table in tables), copied], total)
+    listed = _tally([node.pages for node in nodes], total)
+    free = _tally([pool.free_ids], total)
+    owned = _tally([_owned_pages(table) for table in tables], total)
+    for page in np.flatnonzero(refs != pool.refs).tolist():
+        yield f"page {page}: {refs[page]} references counted, {pool.refs[page]} recorded"
+    for page in np.flatnonzero(listed != pool.listed).tolist():
+        yield f"page {page}: listed by {listed[page]} nodes, recorded {pool.listed[page]}"
+    for page in np.flatnonzero(owned != pool.owned).tolist():
+        yield f"page {page}: {owned[page]} append owners, recorded {pool.owned[page]}"
+    for page in np.flatnonzero(free != ((refs == 0) & (listed == 0))).tolist():
+        yield f"page {page}: {free[page]} times in the free list, {refs[page]} references"
+    for page in np.flatnonzero((free > 0) & (pool.sealed > 0)).tolist():
+        yield f"page {page}: free, yet sealed"
+    counts = pool.counts()
+    num_referenced = int(np.count_nonzero(refs))
+    num_cached = int(np.count_nonzero((refs == 0) & (listed > 0)))
+    if (counts.referenced, counts.cached) != (num_referenced, num_cached):
+        yield (
+            f"{num_referenced} pages referenced and {num_cached} cached, "
+            f"recorded {counts.referenced} and {counts.cached}"
+        )
+
+
+def _owned_pages(table: LiveTable) -> list[int]:
+    if table.num_writable <= table.num_tokens:
+        return []
+    page_size = table.num_writable // len(table.pages)
+    return table.pages[table.num_tokens // page_size :]
+
+
+def _tally(lists: Iterable[Sequence[int] | PageIds], total: int) -> NDArray[np.int64]:
+    """How often each page id occurs in the lists."""
+    ids = [np.asarray(pages, dtype=np.int64) for pages in lists]
+    return np.bincount(np.concatenate(ids) if ids else np.empty(0, np.int64), minlength=total)

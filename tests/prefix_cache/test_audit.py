@@ -1,0 +1,102 @@
+"""The audit names what is wrong: each book is falsified once."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from prefix_cache.cache import AuditError, PrefixCache
+from tests.prefix_cache.oracle import Server, namespace
+
+A = namespace("a")
+
+
+@pytest.fixture
+def server() -> Server:
+    """Two finished prompts that part inside a page, and a running request."""
+    server = Server(PrefixCache(12, 4), 4, 12)
+    for tokens in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 7], [9, 9]):
+        sequence = server.start(A, tokens)
+        server.run(sequence, len(tokens), tail=True)
+        server.release(sequence)
+    running = server.start(A, [1, 2, 3, 4, 5, 6, 7])
+    server.run(running, 7)
+    server.check()
+    return server
+
+
+def forget_reference(server: Server) -> None:
+    server.cache._pool.refs[server.live[0].table.pages[0]] -= 1
+
+
+def forget_listing(server: Server) -> None:
+    server.cache._pool.listed[server.live[0].table.pages[0]] = False
+
+
+def free_twice(server: Server) -> None:
+    free_ids = server.cache._pool.free_ids
+    free_ids[0] = free_ids[1]
+
+
+def forget_owner(server: Server) -> None:
+    server.cache._pool.owned[server.live[0].table.pages[1]] = False
+
+
+def unseal(server: Server) -> None:
+    server.cache._pool.sealed[server.live[0].table.pages[0]] = 1
+
+
+def drift(server: Server) -> None:
+    server.cache._pool._num_referenced += 1
+
+
+def swap_siblings(server: Server) -> None:
+    root = server.cache._forest.roots[A]
+    root.children.reverse()
+    root.child_keys.reverse()
+
+
+def move_page(server: Server) -> None:
+    root = server.cache._forest.roots[A]
+    server.cache._forest._node_of[root.children[0].pages] = root
+
+
+def lose_candidate(server: Server) -> None:
+    for child in server.cache._forest.roots[A].children:
+        child.queued = False
+
+
+def add_empty_tree(server: Server) -> None:
+    server.cache._forest.insert(
+        namespace("b"), None, 0, np.empty(0, np.int32), np.empty(0, np.int64)
+    )
+
+
+def use_foreign_page(server: Server) -> None:
+    table = server.live[0].table
+    table.pages[:2] = table.pages[1::-1]
+
+
+@pytest.mark.parametrize(
+    ("falsify", "sentence"),
+    [
+        (forget_reference, "page .: 1 references counted, 0 recorded"),
+        (forget_listing, "page .: listed by 1 nodes, recorded False"),
+        (free_twice, r"page \d+: 2 times in the free list"),
+        (forget_owner, "page .: 1 append owners, recorded False"),
+        (unseal, "page .: 4 slots published, 1 sealed"),
+        (drift, "2 pages referenced and 2 cached, recorded 3 and 1"),
+        (swap_siblings, "children out of order"),
+        (move_page, "page . points to another node"),
+        (lose_candidate, "evictable but not queued"),
+        (add_empty_tree, "has an empty tree"),
+        (use_foreign_page, "its 1 full pages are not those of the tree"),
+    ],
+)
+def test_a_falsified_book_is_noticed(
+    server: Server, falsify: Callable[[Server], None], sentence: str
+) -> None:
+    falsify(server)
+    with pytest.raises(AuditError, match=sentence) as caught:
+        server.cache.audit()
+    assert caught.value.differences
