@@ -327,6 +327,14 @@ def check_batch(batch: ForwardBatch, spec: DecoderSpec, layout: KVLayout, num_pa
         raise ContractError("cu_seqlens_q is not a rising prefix sum over all tokens")
     if batch.page_table.shape[0] != num_seqs:
         raise ContractError("page_table needs one row per sequence")
+    rows = batch.logit_rows
+    if rows.size and (rows.min() < 0 or rows.max() >= num_tokens):
+        raise ContractError("logit_rows has a row outside the tokens")
+    if not 0 <= batch.num_top <= spec.vocab_size:
+        raise ContractError("num_top is outside 0..vocab_size")
+    for group in batch.groups:
+        if any(not 0 <= s < num_seqs for s in group.sequences):
+            raise ContractError("groups names a sequence outside the batch")
     if num_tokens == 0:
         return
     if batch.token_ids.min() < 0 or batch.token_ids.max() >= spec.vocab_size:
@@ -351,11 +359,3 @@ def check_batch(batch: ForwardBatch, spec: DecoderSpec, layout: KVLayout, num_pa
     slot = page * layout.page_size + batch.positions % layout.page_size
     if np.any((batch.slot_mapping != -1) & (batch.slot_mapping != slot)):
         raise ContractError("slot_mapping is not the token's own slot, nor -1")
-    rows = batch.logit_rows
-    if rows.size and (rows.min() < 0 or rows.max() >= num_tokens):
-        raise ContractError("logit_rows has a row outside the tokens")
-    if not 0 <= batch.num_top <= spec.vocab_size:
-        raise ContractError("num_top is outside 0..vocab_size")
-    for group in batch.groups:
-        if any(not 0 <= s < num_seqs for s in group.sequences):
-            raise ContractError("groups names a sequence outside the batch")

@@ -1,0 +1,1 @@
+"""Checkpoint files as memory-mapped tensors: GGUF files and Hugging Face safetensors folders."""

@@ -1,0 +1,64 @@
+"""Picks the backend, once, and says what it picked and why."""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kernels.contract import Backend, BackendUnavailable
+
+BACKENDS: Final = ("auto", "cpu", "reference")
+_NO_TORCH: Final = "torch is not installed (pip install torch)"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The chosen backend; `reason` is one sentence for the log."""
+
+    backend: Backend[Any, Any]
+    name: str
+    reason: str
+
+
+def select_backend(name: str, *, threads: int, exact: bool) -> Selection:
+    """The backend of that name; "auto" is the fastest that runs here.
+
+    `threads` 0 leaves the number to the backend. `exact` keeps activations in float32, which the
+    reference always does. torch is imported only when the reference is chosen. Raises
+    BackendUnavailable saying what is missing and what to do.
+    """
+    if name not in BACKENDS:
+        raise BackendUnavailable(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
+    if name == "reference":
+        return Selection(_reference(threads), name, "the reference backend was asked for")
+    try:
+        backend = _cpu(threads, exact)
+    except BackendUnavailable as error:
+        if name == "cpu":
+            raise
+        return _fallback(threads, error)
+    return Selection(backend, "cpu", f"the CPU backend runs here ({backend.numeric_mode})")
+
+
+def _fallback(threads: int, error: BackendUnavailable) -> Selection:
+    try:
+        backend = _reference(threads)
+    except BackendUnavailable as missing:
+        raise BackendUnavailable(f"no backend runs here: cpu: {error}; reference: {missing}") from (
+            error
+        )
+    reason = f"SLOW: the reference backend, about ten times slower, for want of cpu: {error}"
+    return Selection(backend, "reference", reason)
+
+
+def _cpu(threads: int, exact: bool) -> Backend[Any, Any]:
+    from kernels.cpu.backend import CpuBackend
+
+    return CpuBackend(threads=threads, exact=exact)
+
+
+def _reference(threads: int) -> Backend[Any, Any]:
+    if importlib.util.find_spec("torch") is None:
+        raise BackendUnavailable(_NO_TORCH)
+    from kernels.reference import ReferenceBackend
+
+    return ReferenceBackend(threads=threads)
