@@ -207,7 +207,8 @@ class ForwardBatch:
     num_top:      0 for full rows, else how many of the largest logits to return per row.
     groups:       disjoint prefix groups, a hint: results never depend on it.
 
-    No two tokens of a batch write the same slot, and a written page is in one page table only.
+    No two tokens of a batch write the same slot, and no sequence reads a slot that another one
+    writes in the same step.
     """
 
     token_ids: Int32Array

@@ -1,0 +1,37 @@
+"""Runs planned steps on a backend."""
+
+from collections.abc import Sequence
+from typing import Generic
+
+import numpy as np
+
+from engine.execution.forward_batch import SequenceChunk, plan_batch
+from kernels.contract import Backend, K, M, StepLogits
+
+
+class ModelRunner(Generic[M, K]):
+    """One model and its page memory on one backend."""
+
+    def __init__(self, backend: Backend[M, K], model: M, kv: K) -> None:
+        self._backend = backend
+        self._model = model
+        self._kv = kv
+
+    def run(
+        self,
+        chunks: Sequence[SequenceChunk],
+        copies: Sequence[tuple[int, int]],
+        num_top: int,
+    ) -> StepLogits:
+        """Copy pages (source, destination), then compute the chunks. Raises what the backend
+        raises; the slots of the chunks are garbage then."""
+        if copies:
+            pages = np.array(copies, dtype=np.int32)
+            src, dst = np.ascontiguousarray(pages[:, 0]), np.ascontiguousarray(pages[:, 1])
+            self._backend.copy_pages(self._kv, src, dst)
+        batch = plan_batch(chunks, self._kv.layout.page_size, num_top)
+        return self._backend.step(self._model, self._kv, batch)
+
+    def close(self) -> None:
+        """Release the backend's threads and memory."""
+        self._backend.close()

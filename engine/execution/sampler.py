@@ -1,0 +1,176 @@
+"""From logits to tokens.
+
+A row's token depends on its logits, its parameters, its seed and its position alone. The filters
+apply in the order temperature, top-k, top-p, min-p, each to the renormalised survivors of the one
+before (as in `transformers`); one uniform number then picks from what is left by the inverse of
+the cumulative distribution. Arithmetic is float64, so few large logits, asked of the backend, give
+the same token as the full row would.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.types import SamplingParams, TokenLogprobs
+from kernels.contract import Float32Array, StepLogits
+
+MAX_NUM_TOP = 64
+"""More than this many largest logits are not asked for: the full row is cheaper then."""
+
+_FIRST_CUT = 256
+_MASK = (1 << 64) - 1
+_Ids = NDArray[np.intp]
+_Float64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The chosen token, and its log-probabilities where the request asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+def required_top(rows: Sequence[SamplingParams], vocab_size: int) -> int:
+    """How many of the largest logits suffice for all rows; 0 when a row needs them all.
+
+    Log-probabilities ask for full rows: their normaliser is computed here, by one way of summing,
+    so that it has the same bits whatever else is in the batch.
+    """
+    need = 1
+    for params in rows:
+        if params.logprobs is not None:
+            return 0
+        if params.temperature > 0.0:
+            if not 0 < params.top_k <= min(MAX_NUM_TOP, vocab_size):
+                return 0
+            need = max(need, params.top_k)
+    return need
+
+
+def sample(
+    logits: StepLogits, rows: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[SampledToken | None]:
+    """A token for each row of `logits`; None where the row is not finite.
+
+    `positions` are those the new tokens will have in their sequences. -inf is a legal logit (a
+    token that cannot be chosen); NaN, +inf, or a row of nothing but -inf are not.
+    """
+    if logits.full is not None:
+        greedy = logits.full.argmax(axis=1)
+        best = np.take_along_axis(logits.full, greedy[:, None], axis=1)[:, 0]
+        finite = np.isfinite(best).tolist()
+    else:
+        assert logits.top_ids is not None and logits.logsumexp is not None
+        greedy = logits.top_ids[:, 0]
+        finite = np.isfinite(logits.logsumexp).tolist()
+    chosen: list[SampledToken | None] = []
+    for row, (params, token_id) in enumerate(zip(rows, greedy.tolist(), strict=True)):
+        if not finite[row]:
+            chosen.append(None)
+            continue
+        if params.temperature > 0.0:
+            uniform = uniform_at(params.seed, positions[row])
+            token_id = _draw(logits, row, params, uniform)
+        logprobs = None
+        if params.logprobs is not None:
+            assert logits.full is not None
+            logprobs = _logprobs(logits.full[row], token_id, params.logprobs)
+        chosen.append(SampledToken(token_id, logprobs))
+    return chosen
+
+
+def uniform_at(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 bits: SplitMix64's output function, first over the seed, then
+    over the sum of that and the position's multiple of the golden gamma."""
+    return (_mix(_mix(seed) + 0x9E3779B97F4A7C15 * (position + 1)) >> 11) * 2.0**-53
+
+
+def largest(row: Float32Array, count: int) -> _Ids:
+    """Ids of the `count` largest of float32 [vocab], by falling value, ties by rising id."""
+    if count >= row.size:
+        return np.argsort(-row, kind="stable")
+    threshold = np.partition(row, row.size - count)[row.size - count]
+    ids = np.flatnonzero(row >= threshold)
+    return ids[np.argsort(-row[ids], kind="stable")][:count]
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _draw(logits: StepLogits, row: int, params: SamplingParams, uniform: float) -> int:
+    """One token of a row by temperature and filters."""
+    if logits.full is None:
+        assert logits.top_ids is not None and logits.top_logits is not None
+        ids: NDArray[np.signedinteger] = logits.top_ids[row, : params.top_k]
+        weights = _weights(logits.top_logits[row, : params.top_k], params.temperature)
+        return int(ids[_pick(_keep(weights, weights.sum(), params), uniform)])
+    full = logits.full[row]
+    if 0 < params.top_k < full.size:
+        ids = largest(full, params.top_k)
+        weights = _weights(full[ids], params.temperature)
+        return int(ids[_pick(_keep(weights, weights.sum(), params), uniform)])
+    weights = _weights(full, params.temperature)
+    if params.top_p == 1.0:
+        return _pick(_keep(weights, weights.sum(), params), uniform)
+    ids, weights = _nucleus(full, weights, params)
+    return int(ids[_pick(weights, uniform)])
+
+
+def _weights(logits: Float32Array, temperature: float) -> _Float64Array:
+    """Unnormalised probabilities, the largest 1."""
+    scaled = logits.astype(np.float64)
+    scaled -= scaled.max()
+    scaled /= temperature
+    return np.exp(scaled, out=scaled)
+
+
+def _keep(weights: _Float64Array, total: float, params: SamplingParams) -> _Float64Array:
+    """Apply top-p (weights must fall then) and min-p: the same weights, or fewer, or with zeros."""
+    if params.top_p < 1.0:
+        before = np.cumsum(weights) - weights
+        weights = weights[: max(1, int(np.searchsorted(before, params.top_p * total)))]
+    if params.min_p > 0.0:
+        weights = np.where(weights >= params.min_p * weights.max(), weights, 0.0)
+    return weights
+
+
+def _nucleus(
+    full: Float32Array, weights: _Float64Array, params: SamplingParams
+) -> tuple[_Ids, _Float64Array]:
+    """Top-p over a whole row, sorting no more of it than the mass asked for needs."""
+    total = weights.sum()
+    count = _FIRST_CUT
+    while True:
+        ids = largest(full, count)
+        kept = _keep(weights[ids], total, params)
+        if kept.size < count or count >= full.size:
+            return ids[: kept.size], kept
+        count *= 16
+
+
+def _pick(weights: _Float64Array, uniform: float) -> int:
+    """The index whose stretch of the cumulative weights holds `uniform` of their sum."""
+    cumulative = np.cumsum(weights)
+    total = cumulative[-1]
+    last = int(np.searchsorted(cumulative, total))
+    return min(int(np.searchsorted(cumulative, uniform * total, side="right")), last)
+
+
+def _logprobs(row: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:
+    """Of the raw distribution: log-softmax of the unscaled logits, in float64."""
+    exact = row.astype(np.float64)
+    peak = exact.max()
+    normaliser = peak + np.log(np.exp(exact - peak).sum())
+    ids = largest(row, num_top) if num_top else np.empty(0, dtype=np.intp)
+    return TokenLogprobs(
+        float(exact[token_id] - normaliser),
+        tuple(ids.tolist()),
+        tuple((exact[ids] - normaliser).tolist()),
+    )

