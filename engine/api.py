@@ -4,7 +4,6 @@ Every method is called from one event loop. Cancellation of a call never leaves 
 closing the iterator of `generate` (or cancelling the task that reads it) aborts the request.
 """
 
-from collections.abc import AsyncIterator
 from typing import Protocol
 
 from engine.types import EngineEvent, EngineInfo, EngineRequest, EngineStats, PoolStats
@@ -40,6 +39,16 @@ class RequestRefused(EngineError):
         self.field = field
 
 
+class EventStream(Protocol):
+    """The events of one request; `aclose` aborts it if it has not ended."""
+
+    def __aiter__(self) -> "EventStream": ...
+
+    async def __anext__(self) -> EngineEvent: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Engine(Protocol):
     """An engine that has started."""
 
@@ -50,7 +59,7 @@ class Engine(Protocol):
     def alive(self) -> bool:
         """False once the engine process has ended or is draining to its end."""
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+    def generate(self, request: EngineRequest) -> EventStream:
         """Events of one request: Started at admission (absent if it ended before), then
         TokenDelta, then exactly one Finished. Reading an event returns the credit of its tokens.
 

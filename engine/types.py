@@ -51,7 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     top_k: Annotated[int, Meta(ge=0)] = 0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     stop: tuple[bytes, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

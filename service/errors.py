@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 
 from engine.api import EngineDead, EngineError, EngineOverloaded, RequestRefused
+from engine.types import FinishReason
+from service.events import Failed
+
+RETRY_SOON = {"retry-after": "1", "retry-after-ms": "1000"}
 
 
 class ApiError(Exception):
@@ -38,14 +42,14 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
 def from_engine(error: EngineError) -> ApiError:
     """The answer for what the engine refused."""
     if isinstance(error, RequestRefused):
-        return invalid(error.field, str(error))
+        return invalid(error.field.removeprefix("sampling."), str(error))
     if isinstance(error, EngineOverloaded):
         return ApiError(
             429,
             str(error),
             type="rate_limit_error",
             code="rate_limit_exceeded",
-            headers={"retry-after": "1", "retry-after-ms": "1000"},
+            headers=RETRY_SOON,
         )
     if isinstance(error, EngineDead):
         return ApiError(
@@ -53,6 +57,27 @@ def from_engine(error: EngineError) -> ApiError:
             str(error),
             type="server_error",
             code="server_is_overloaded",
-            headers={"retry-after": "1", "retry-after-ms": "1000"},
+            headers=RETRY_SOON,
         )
     return ApiError(500, str(error), type="server_error")
+
+
+def from_failure(failed: Failed) -> ApiError:
+    """The answer for a generation that ended otherwise than by itself."""
+    if failed.finish_reason is FinishReason.DEADLINE:
+        return ApiError(
+            408,
+            failed.message,
+            code="timeout",
+            param="timeout",
+            headers={"x-should-retry": "false"},
+        )
+    if failed.finish_reason is FinishReason.ABORT:
+        return ApiError(
+            503,
+            failed.message,
+            type="server_error",
+            code="server_is_overloaded",
+            headers=RETRY_SOON,
+        )
+    return ApiError(500, failed.message, type="server_error")

@@ -61,6 +61,8 @@ def serve(*arguments: str, environment: dict[str, str] | None = None) -> Iterato
         if "ready" in line and str(port) in line:
             break
     else:
+        process.stdout.close()
+        process.wait(timeout=60)
         pytest.fail(f"the server did not start:\n{''.join(lines)}")
     url = f"http://127.0.0.1:{port}"
     try:

@@ -1,0 +1,7 @@
+"""The process border: starts an engine and returns the `Engine` that speaks to it."""
+
+from engine.transport.client import EngineClient
+from engine.transport.process import start_process_engine
+from engine.transport.thread import start_thread_engine
+
+__all__ = ["EngineClient", "start_process_engine", "start_thread_engine"]

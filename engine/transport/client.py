@@ -1,0 +1,295 @@
+"""`EngineClient`: the edge's end of the border, the same for an engine process and a thread."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from engine.api import EngineDead, EngineError, EngineOverloaded, RequestRefused
+from engine.limits import check_request
+from engine.transport.stream import Channel, EventStream
+from engine.types import EngineInfo, EngineRequest, EngineStats, Finished, PoolStats
+from engine.wire.frames import FrameError, FrameReader, FrameSender
+from engine.wire.messages import (
+    Abort,
+    Add,
+    AskAudit,
+    AskFlush,
+    AskStats,
+    AuditReply,
+    CallFailed,
+    Close,
+    Command,
+    Drain,
+    FlushReply,
+    FromEngine,
+    Grant,
+    Ready,
+    Reply,
+    StartFailed,
+    StatsReply,
+    StepMessage,
+    decode_from_engine,
+    encode,
+)
+
+CLOSE_S = 5.0
+"""How long an engine may take to end after it was asked to, before it is killed."""
+
+_RECV_BYTES = 256 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Peer(Protocol):
+    """Where the engine runs."""
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process, if it has one of its own."""
+
+    def kill(self) -> None:
+        """End it at once, as far as it can be; callable when it has ended."""
+
+    def reap(self, timeout_s: float) -> str:
+        """Block until it has ended, at most `timeout_s`, then kill; says how it ended."""
+
+
+class EngineClient:
+    """An `Engine` behind a socket. `start` has to succeed before anything else is called.
+
+    Everything but the reader thread lives on the event loop that `start` was called from.
+    """
+
+    def __init__(self, sock: socket.socket, peer: Peer, max_open: int) -> None:
+        self._socket = sock
+        self._peer = peer
+        self._max_open = max_open
+        self._loop = asyncio.get_running_loop()
+        self._sender = FrameSender(sock)
+        self._writing = False
+        self._channels: dict[str, Channel] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._call_ids = itertools.count()
+        self._started: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._draining = False
+        self._end_reason = ""
+        self._thread = threading.Thread(target=self._read, name="engine-reader", daemon=True)
+
+    async def start(self, first_payload: bytes | None = None) -> None:
+        """Wait until the engine stands. Raises EngineError with the engine's sentence if it does
+        not; cancelled or failed, it leaves nothing running."""
+        self._thread.start()
+        if first_payload is not None:
+            self._push(first_payload)
+        try:
+            await self._started
+        except asyncio.CancelledError:
+            self._peer.kill()
+            await self.close()
+            raise
+        except EngineError:
+            await self.close()
+            raise
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._started.result()
+
+    @property
+    def alive(self) -> bool:
+        return not self._draining and not self._ended.done()
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process; None for a thread."""
+        return self._peer.pid
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose Finished has not arrived."""
+        return len(self._channels)
+
+    def generate(self, request: EngineRequest) -> EventStream:
+        """See `Engine.generate`. The id of an open request is refused."""
+        if not self.alive:
+            raise EngineDead(self._end_reason or "the engine is shutting down")
+        if len(self._channels) >= self._max_open:
+            raise EngineOverloaded(f"{self._max_open} requests are running or waiting already")
+        if request.id in self._channels:
+            raise RequestRefused(f"a request with the id {request.id!r} is running", "id")
+        check_request(request, self.info)
+        try:
+            self._send(Add(request))
+        except FrameError as error:
+            raise RequestRefused(str(error), "token_ids") from error
+        channel = self._channels[request.id] = Channel(request)
+        return EventStream(self, channel)
+
+    def abort(self, request_id: str) -> None:
+        channel = self._channels.get(request_id)
+        if channel is not None and not channel.abort_sent:
+            channel.abort_sent = True
+            self._send(Abort(request_id))
+
+    def grant(self, request_id: str, credits: int) -> None:
+        """Return credits of an open request; the streams call it."""
+        self._send(Grant(request_id, credits))
+
+    def abandon(self, channel: Channel) -> None:
+        """A stream was dropped unread, on any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._drop, channel)
+
+    def _drop(self, channel: Channel) -> None:
+        channel.close()
+        if not channel.ended:
+            self.abort(channel.request_id)
+
+    async def stats(self) -> EngineStats:
+        reply = await self._ask(AskStats)
+        assert isinstance(reply, StatsReply)
+        return reply.stats
+
+    async def flush(self) -> int:
+        reply = await self._ask(AskFlush)
+        assert isinstance(reply, FlushReply)
+        return reply.num_pages
+
+    async def audit(self) -> PoolStats:
+        reply = await self._ask(AskAudit)
+        assert isinstance(reply, AuditReply)
+        return reply.pool
+
+    async def drain(self, grace_s: float) -> None:
+        self._draining = True
+        self._send(Drain())
+        await asyncio.wait([self._ended], timeout=grace_s)
+        for request_id in list(self._channels):
+            self.abort(request_id)
+        await asyncio.wait([self._ended], timeout=CLOSE_S)
+
+    async def close(self) -> None:
+        """See `Engine.close`. Cancelled, it kills the engine at once."""
+        self._draining = True
+        self._send(Close())
+        try:
+            await asyncio.wait([self._ended], timeout=CLOSE_S)
+            if not self._ended.done():
+                self._peer.kill()
+                await asyncio.wait([self._ended])
+        except asyncio.CancelledError:
+            self._peer.kill()
+            raise
+        self._thread.join()
+
+    async def _ask(self, ask: Callable[[int], AskStats | AskFlush | AskAudit]) -> Reply:
+        if self._ended.done():
+            raise EngineDead(self._end_reason)
+        call_id = next(self._call_ids)
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._calls[call_id] = future
+        self._send(ask(call_id))
+        try:
+            reply: Reply = await future
+        finally:
+            self._calls.pop(call_id, None)
+        if isinstance(reply, CallFailed):
+            raise EngineError(reply.message)
+        return reply
+
+    def _send(self, command: Command) -> None:
+        """Raises FrameError for a command that is too long, with nothing sent."""
+        self._push(encode(command))
+
+    def _push(self, payload: bytes) -> None:
+        if self._ended.done():
+            return
+        self._sender.push(payload)
+        if self._sender.num_pending_bytes and not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._socket, self._on_writable)
+
+    def _on_writable(self) -> None:
+        self._sender.flush()
+        if not self._sender.num_pending_bytes:
+            self._writing = False
+            self._loop.remove_writer(self._socket)
+
+    def _read(self) -> None:
+        """The reader thread: hands each message over with one call, then waits for the end."""
+        try:
+            reader = FrameReader()
+            while data := self._receive():
+                for payload in reader.feed(data):
+                    message = decode_from_engine(payload)
+                    self._loop.call_soon_threadsafe(self._deliver, message)
+        except (FrameError, msgspec.MsgspecError):
+            _log.exception("the engine's messages cannot be read")
+            self._peer.kill()
+        except (OSError, RuntimeError):  # the socket broke, or the event loop has closed
+            self._peer.kill()
+        reason = self._peer.reap(CLOSE_S)
+        try:
+            self._loop.call_soon_threadsafe(self._on_end, reason)
+        except RuntimeError:
+            self._socket.close()
+
+    def _receive(self) -> bytes:
+        """Block until something arrives; empty at the end. An event loop that watches the socket
+        may have made it non-blocking (libuv does), so the wait is a poll of its own."""
+        while True:
+            try:
+                return self._socket.recv(_RECV_BYTES)
+            except BlockingIOError:
+                poll = select.poll()
+                poll.register(self._socket, select.POLLIN)
+                poll.poll()
+
+    def _deliver(self, message: FromEngine) -> None:
+        match message:
+            case StepMessage(events, replies, ending):
+                self._draining = self._draining or ending
+                for event in events:
+                    channel = self._channels.get(event.request_id)
+                    if channel is None:
+                        continue
+                    if isinstance(event, Finished):
+                        del self._channels[event.request_id]
+                    channel.push(event)
+                for reply in replies:
+                    future = self._calls.get(reply.call_id)
+                    if future is not None and not future.done():
+                        future.set_result(reply)
+            case Ready(info):
+                if not self._started.done():
+                    self._started.set_result(info)
+            case StartFailed(sentence):
+                if not self._started.done():
+                    self._started.set_exception(EngineError(sentence))
+
+    def _on_end(self, reason: str) -> None:
+        self._end_reason = reason
+        if self._writing:
+            self._loop.remove_writer(self._socket)
+        self._ended.set_result(None)
+        self._socket.close()
+        if not self._started.done():
+            self._started.set_exception(EngineError(f"{reason} before it was ready"))
+        now_ns = time.monotonic_ns()
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for channel in channels:
+            channel.fail(f"{reason}; the request may be repeated", now_ns)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDead(reason))

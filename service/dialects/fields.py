@@ -1,0 +1,28 @@
+"""Types of fields that several dialects have, with their bounds."""
+
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta
+
+MAX_NAME: Final = 256
+MAX_TOOLS: Final = 1_000
+MAX_STOPS: Final = 16
+MAX_STOP_CHARACTERS: Final = 256
+MAX_STOP_TOKENS: Final = 64
+MAX_TIMEOUT_S: Final = 86_400
+INT32: Final = 2**31 - 1
+INT64: Final = 2**63 - 1
+
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Stop: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Stops: TypeAlias = Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
+StopTokens: TypeAlias = Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)]
+TokenCount: TypeAlias = Annotated[int, Meta(ge=1, le=INT32)]
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
+TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+TopK: TypeAlias = Annotated[int, Meta(ge=-1, le=INT32)]
+MinP: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Seed: TypeAlias = Annotated[int, Meta(ge=-INT64 - 1, le=INT64)]
+Priority: TypeAlias = Annotated[int, Meta(ge=-INT32, le=INT32)]
+Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
+CacheSalt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]

@@ -1,0 +1,258 @@
+"""The Responses dialect, inwards: `response.create` and POST /v1/responses to the canonical.
+
+Structs hold what changes the answer or is echoed in it; other keys are ignored, as SDKs send any.
+What would change the meaning when it is ignored is refused by name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw
+
+from engine.types import MAX_TOP_LOGPROBS
+from service.conversation import Conversation, GenerationOptions, Message, Tool
+from service.dialects import wire
+from service.dialects.fields import (
+    INT64,
+    MAX_NAME,
+    MAX_TOOLS,
+    CacheSalt,
+    MinP,
+    Name,
+    Priority,
+    Seed,
+    Stops,
+    StopTokens,
+    Temperature,
+    Timeout,
+    TokenCount,
+    TopK,
+    TopP,
+)
+from service.dialects.responses_items import decode_items, require_answered_calls
+from service.errors import ApiError, invalid
+from service.model_card import ModelCard
+
+MAX_ITEMS: Final = 10_000
+
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
+
+
+class TextFormat(msgspec.Struct, frozen=True):
+    type: str
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    format: TextFormat | None = None
+
+
+class PromptCacheOptions(msgspec.Struct, frozen=True):
+    prewarm: bool | None = None
+
+
+class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
+    """The body as it came. `Any` marks what is refused unless neutral, or rendered verbatim."""
+
+    model: Name
+    input: str | Annotated[list[Raw], Meta(max_length=MAX_ITEMS)] | None = None
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    store: bool | None = None
+    generate: bool | None = None
+    background: bool | None = None
+    max_output_tokens: TokenCount | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    metadata: Metadata | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    conversation: Any = None
+    prompt: Any = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    user: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    stop: Stops | None = None
+    stop_token_ids: StopTokens | None = None
+    ignore_eos: bool | None = None
+    priority: Priority | None = None
+    timeout: Timeout | None = None
+    cache_salt: CacheSalt | None = None
+
+    @property
+    def generates(self) -> bool:
+        """False for a warm-up: the prompt is computed and nothing is sampled."""
+        prewarm = self.prompt_cache_options is not None and self.prompt_cache_options.prewarm
+        return self.generate is not False and not prewarm
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """What routes a client's message, whatever else it holds."""
+
+    type: str
+    stream_id: Any = None
+
+
+class Steer(msgspec.Struct, frozen=True):
+    """`response.steer`, as far as its refusal returns it."""
+
+    previous_response_id: str
+    input: str | list[Raw]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """A checked `response.create`; what `previous_response_id` names is the store's business."""
+
+    body: ResponseCreate
+    input: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    options: GenerationOptions
+
+    def conversation(self, chain: tuple[Message, ...]) -> Conversation:
+        """What the model reads; `chain` is the former turns with this input at their end.
+
+        Raises ApiError 400 when there is nothing to read, or calls and outputs do not pair.
+        """
+        instructions = self.body.instructions
+        head = (Message("system", instructions),) if instructions is not None else ()
+        if not head and not chain:
+            message = "One of 'input', 'instructions' and 'previous_response_id' is required."
+            raise invalid("input", message, "missing_required_parameter")
+        require_answered_calls(chain)
+        return Conversation(messages=head + chain, tools=self.tools)
+
+    def trace_context(self, handshake: Mapping[str, str]) -> tuple[str | None, str | None]:
+        """traceparent and tracestate, the nearest carrier first: client_metadata, the body's own
+        keys, metadata, then the headers the connection began with."""
+        body = self.body
+        client, metadata = body.client_metadata or {}, body.metadata or {}
+        prefix = "ws_request_header_"
+        carriers = (
+            (client.get(f"{prefix}traceparent"), client.get(f"{prefix}tracestate")),
+            (body.traceparent, body.tracestate),
+            (metadata.get("traceparent"), metadata.get("tracestate")),
+            (handshake.get("traceparent"), handshake.get("tracestate")),
+        )
+        for parent, state in carriers:
+            if isinstance(parent, str):
+                return parent, state if isinstance(state, str) else None
+        return None, None
+
+
+_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
+    "background": (False,),
+    "tool_choice": ("none", "auto"),
+    "top_logprobs": (0,),
+    "conversation": (),
+    "prompt": (),
+}
+_FIELDS: Final = {
+    "messages": "input",
+    "token_ids": "input",
+    "max_tokens": "max_output_tokens",
+    "salt": "cache_salt",
+    "deadline_ns": "timeout",
+}
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    """Raises ApiError 400 when `data` is not a JSON object with a string `type`."""
+    return wire.decode(data, Envelope)
+
+
+def decode_steer(data: bytes) -> Steer:
+    """Raises ApiError 400 with the path of the field."""
+    return wire.decode(data, Steer)
+
+
+def decode_create(data: bytes, card: ModelCard) -> CreateRequest:
+    """The request in a body.
+
+    Raises ApiError: 400 with the path of the field that is wrong, 404 for an unknown model.
+    """
+    body = wire.decode(data, ResponseCreate)
+    card.require(body.model)
+    _refuse_unsupported(body)
+    tools = body.tools or ()
+    return CreateRequest(
+        body=body,
+        input=_input(body.input),
+        tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)),
+        options=_options(body, card),
+    )
+
+
+def in_this_dialect(error: ApiError) -> ApiError:
+    """An error of the common path, with the name its field has here."""
+    if error.param is not None:
+        name = error.param.removeprefix("sampling.")
+        error.param = _FIELDS.get(name, name)
+    return error
+
+
+def _refuse_unsupported(body: ResponseCreate) -> None:
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(body, name)
+        if value is not None and value not in neutral:
+            raise wire.unsupported_value(name)
+    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
+        raise wire.unsupported_value("text.format.type")
+
+
+def _input(input: str | list[Raw] | None) -> tuple[Message, ...]:
+    if isinstance(input, str):
+        return (Message("user", input),)
+    return decode_items(input or [])
+
+
+def _tool(spec: dict[str, Any], path: str) -> Tool:
+    """The flat tool of this dialect in the nested form that chat templates read."""
+    wire.require_shallow(spec, path)
+    if spec.get("type") != "function":
+        raise invalid(f"{path}.type", f"Invalid '{path}.type': only 'function' is supported.")
+    name = spec.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise invalid(
+            f"{path}.name",
+            f"Invalid '{path}.name': must be a string of 1 to {MAX_NAME} characters.",
+        )
+    function = {key: value for key, value in spec.items() if key != "type"}
+    return Tool(name, {"type": "function", "function": function})
+
+
+def _options(body: ResponseCreate, card: ModelCard) -> GenerationOptions:
+    for index, token_id in enumerate(body.stop_token_ids or ()):
+        if not 0 <= token_id < card.vocab_size:
+            path = f"stop_token_ids[{index}]"
+            last = card.vocab_size - 1
+            raise invalid(path, f"Invalid '{path}': token ids are 0 to {last} in this model.")
+    stop = body.stop or ()
+    return GenerationOptions(
+        max_tokens=body.max_output_tokens if body.generates else 0,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else min(max(body.top_k, 0), card.vocab_size),
+        min_p=body.min_p,
+        seed=None if body.seed is None else body.seed & INT64,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos is True,
+        priority=body.priority or 0,
+        timeout_s=body.timeout,
+        salt=body.cache_salt or "",
+    )

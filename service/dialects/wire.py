@@ -1,0 +1,101 @@
+"""From JSON bytes to msgspec structs, and from msgspec's errors to the field that is wrong.
+
+In every wire struct a field that is null counts as unset, and keys it does not name are ignored.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from service.errors import ApiError, invalid
+
+T = TypeVar("T")
+
+MAX_JSON_DEPTH = 64
+
+_PATH = re.compile(r" - at `(?:key in )?`?\$\.?(.*?)`$")
+_MISSING = re.compile(r"Object missing required field `(.*?)`")
+_BOUND = re.compile(r"Expected `(\w+)` (of length )?([<>]=?) (.+)")
+_BOUND_WORDS = {"<=": "at most", ">=": "at least", "<": "below", ">": "above"}
+_LENGTH_UNITS = {"array": "items", "str": "characters", "object": "keys"}
+
+
+def decode(data: bytes | str | msgspec.Raw, kind: type[T], path: str = "") -> T:
+    """JSON as a `kind`; `path` says where in the body `data` stands.
+
+    Raises ApiError 400 whose `param` is the dotted path of the field that is wrong.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), path) from None
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
+
+
+def _refusal(message: str, prefix: str) -> ApiError:
+    where = _PATH.search(message)
+    what = message[: where.start()] if where else message
+    path = _join(prefix, where.group(1) if where else "")
+    if missing := _MISSING.fullmatch(what):
+        return missing_parameter(_join(path, missing.group(1)))
+    subject = f"'{path}'" if path else "body"
+    if bound := _BOUND.fullmatch(what):
+        kind, length, relation, limit = bound.groups()
+        code, detail = "invalid_value", f"must be {_BOUND_WORDS[relation]} {limit}"
+        if length:
+            detail = f"{detail} {_LENGTH_UNITS.get(kind, 'long')}"
+    else:
+        code = "invalid_type" if ", got " in what else "invalid_value"
+        detail = what[0].lower() + what[1:].replace("`", "")
+    return ApiError(400, f"Invalid {subject}: {detail}.", code=code, param=path or None)
+
+
+def _join(path: str, rest: str) -> str:
+    return f"{path}.{rest}" if path and rest and not rest.startswith("[") else path + rest
+
+
+def missing_parameter(param: str) -> ApiError:
+    """400 for a field that must be there."""
+    return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+
+
+def unsupported_value(param: str) -> ApiError:
+    """400 for what the protocol allows and this server cannot do yet."""
+    return invalid(
+        param, f"This value of '{param}' is not supported by this server yet.", "unsupported_value"
+    )
+
+
+def encode_error(error: ApiError) -> bytes:
+    """OpenAI's error object."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.type,
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    )
+
+
+def require_shallow(value: Any, param: str) -> None:
+    """Raises ApiError 400 if free-form JSON is nested deeper than templates can be given."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return
+    raise invalid(param, f"Invalid '{param}': nested deeper than {MAX_JSON_DEPTH} levels.")
+
+
+def _children(node: Any) -> Iterable[Any]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()

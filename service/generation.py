@@ -1,0 +1,285 @@
+"""The one generation path: every dialect decodes before it and encodes after it."""
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.api import Engine, EngineError, EventStream
+from engine.text import Utf8Assembler
+from engine.types import (
+    EngineEvent,
+    EngineRequest,
+    Finished,
+    FinishReason,
+    Phase,
+    SamplingParams,
+    Started,
+    TokenDelta,
+    pack_tokens,
+    unpack_tokens,
+)
+from service.conversation import GenerationOptions, GenerationRequest
+from service.errors import ApiError, from_engine
+from service.events import (
+    Admitted,
+    Completed,
+    Event,
+    Failed,
+    RequestRecord,
+    TextDelta,
+    TokenText,
+    Usage,
+)
+from service.prompts import PromptRenderer
+from service.telemetry.tracing import TraceSink
+
+TokenIds = NDArray[np.int32] | list[int]
+
+SEED_BITS = 63
+DEFAULT_TEMPERATURE = 1.0  # as OpenAI's; a checkpoint's own generation settings are not read
+ABORT_GRACE_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Generator:
+    """Runs generations on one engine, for all dialects and transports."""
+
+    def __init__(self, engine: Engine, renderer: PromptRenderer, trace: TraceSink) -> None:
+        self._engine = engine
+        self._renderer = renderer
+        self._trace = trace
+
+    def run(self, request: GenerationRequest, record: RequestRecord) -> AsyncGenerator[Event, None]:
+        """Events of one generation: Admitted, TextDelta*, then exactly one Completed or Failed.
+
+        What is refused before Admitted is raised as ApiError; after it nothing is raised.
+        Closing the generator (use `aclosing`) or cancelling its reader aborts the request in the
+        engine. However it ends, `record` is filled and handed to the trace sink once.
+        """
+        return self._run(request, record, lambda: self._render(request, record))
+
+    def run_tokens(
+        self, request: GenerationRequest, token_ids: TokenIds, record: RequestRecord
+    ) -> AsyncGenerator[Event, None]:
+        """As `run`, for a prompt that is tokens already; `request.conversation` is not read."""
+
+        async def given() -> TokenIds:
+            return token_ids
+
+        return self._run(request, record, given)
+
+    async def _render(self, request: GenerationRequest, record: RequestRecord) -> TokenIds:
+        start_ns = time.monotonic_ns()
+        prompt = await self._renderer.render(request.conversation)
+        record.phases.append(
+            Phase("tokenize", start_ns, time.monotonic_ns(), num_tokens=len(prompt.token_ids))
+        )
+        return prompt.token_ids
+
+    async def _run(
+        self,
+        request: GenerationRequest,
+        record: RequestRecord,
+        tokens: Callable[[], Awaitable[TokenIds]],
+    ) -> AsyncGenerator[Event, None]:
+        record.response_id = request.id
+        try:
+            token_ids = await tokens()
+            engine_request = self._engine_request(request, token_ids, record)
+            try:
+                stream = self._engine.generate(engine_request)
+            except EngineError as error:
+                raise from_engine(error) from error
+            reading = _Reading(stream, engine_request.id, len(token_ids), record)
+            async with aclosing(self._read(reading)) as events:
+                async for event in events:
+                    yield event
+        except ApiError as error:
+            record.error_type = error.code or error.type
+            raise
+        except Exception:
+            record.error_type = "server_error"
+            raise
+        except (GeneratorExit, anyio.get_cancelled_exc_class()):
+            record.finish_reason = record.finish_reason or FinishReason.ABORT
+            raise
+        finally:
+            record.end_ns = time.monotonic_ns()
+            if record.first_token_ns and record.phases:
+                last = record.phases[-1]
+                record.phases.append(Phase("stream", last.end_ns, record.end_ns))
+            self._trace.finish(record)
+
+    async def _read(self, reading: "_Reading") -> AsyncGenerator[Event, None]:
+        """Admitted and all that follows; the stream is closed and its end recorded in any case."""
+        try:
+            yield Admitted(reading.num_prompt_tokens)
+            async for event in reading.stream:
+                for translated in reading.translate(event):
+                    yield translated
+            if not reading.finished:
+                yield reading.fail("The engine ended the request without a result.")
+        except Exception:
+            log.exception("generation %s failed", reading.request_id)
+            yield reading.fail("The server failed while it generated; this is its fault.")
+        finally:
+            if not reading.finished:
+                await self._abort(reading)
+            await reading.stream.aclose()
+
+    async def _abort(self, reading: "_Reading") -> None:
+        """End a request nobody reads, and learn what it had used."""
+        with anyio.move_on_after(ABORT_GRACE_S, shield=True):
+            self._engine.abort(reading.request_id)
+            try:
+                async for event in reading.stream:
+                    reading.account(event)
+            except EngineError as error:
+                log.warning("request %s was lost on abort: %s", reading.request_id, error)
+        reading.settle()
+
+    def _engine_request(
+        self, request: GenerationRequest, token_ids: TokenIds, record: RequestRecord
+    ) -> EngineRequest:
+        options = request.options
+        sampling = self._sampling(options, len(token_ids))
+        record.options.update(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+        )
+        timeout_ns = int((options.timeout_s or 0) * 1e9)
+        return EngineRequest(
+            id=request.id,
+            token_ids=pack_tokens(token_ids),
+            sampling=sampling,
+            tenant=request.tenant,
+            salt=options.salt,
+            priority=options.priority,
+            deadline_ns=record.start_ns + timeout_ns if timeout_ns else 0,
+        )
+
+    def _sampling(self, options: GenerationOptions, num_prompt_tokens: int) -> SamplingParams:
+        max_tokens = self._max_tokens(options.max_tokens, num_prompt_tokens)
+        temperature = options.temperature
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=DEFAULT_TEMPERATURE if temperature is None else temperature,
+            top_k=options.top_k or 0,
+            top_p=1.0 if options.top_p is None else options.top_p,
+            min_p=options.min_p or 0.0,
+            seed=secrets.randbits(SEED_BITS) if options.seed is None else options.seed,
+            stop=tuple(stop.encode() for stop in options.stop),
+            stop_token_ids=options.stop_token_ids,
+            ignore_eos=options.ignore_eos,
+            logprobs=options.logprobs,
+        )
+
+    def _max_tokens(self, asked: int | None, num_prompt_tokens: int) -> int:
+        """Raises ApiError 400 `context_length_exceeded` with both numbers."""
+        limit = self._engine.info.max_context
+        needed = 1 if asked is None else asked
+        if num_prompt_tokens + needed > limit:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {limit} tokens. However, you requested "
+                f"{num_prompt_tokens + needed} tokens ({num_prompt_tokens} in the prompt, "
+                f"{needed} for the completion).",
+                code="context_length_exceeded",
+                param="messages" if num_prompt_tokens >= limit else "max_tokens",
+            )
+        if asked is not None:
+            return asked
+        info = self._engine.info
+        return max(1, min(limit, info.num_pages * info.page_size) - num_prompt_tokens)
+
+
+class _Reading:
+    """One request's way from engine events to events of the edge, and what it adds up to."""
+
+    def __init__(
+        self, stream: EventStream, request_id: str, num_prompt_tokens: int, record: RequestRecord
+    ) -> None:
+        self.stream = stream
+        self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.finished = False
+        self._record = record
+        self._utf8 = Utf8Assembler()
+        self._token_ids: list[int] = []
+        self._usage = record.usage = Usage(num_prompt_tokens, 0, 0)
+
+    def account(self, event: EngineEvent) -> None:
+        """Take an event into the record."""
+        record = self._record
+        if isinstance(event, Started):
+            self._usage = Usage(event.num_prompt_tokens, event.num_cached_tokens, 0)
+        elif isinstance(event, TokenDelta):
+            record.first_token_ns = record.first_token_ns or event.time_ns
+            self._token_ids += unpack_tokens(event.token_ids).tolist()
+        else:
+            self.finished = True
+            self._usage = Usage(
+                event.num_prompt_tokens, event.num_cached_tokens, event.num_output_tokens
+            )
+            record.usage = self._usage
+            record.finish_reason = record.finish_reason or event.reason
+            record.num_preemptions = event.num_preemptions
+            record.phases.extend(event.phases)
+
+    def translate(self, event: EngineEvent) -> list[Event]:
+        """The events of the edge that one event of the engine means."""
+        self.account(event)
+        if isinstance(event, Started):
+            return []
+        if isinstance(event, TokenDelta):
+            text = self._utf8.feed(event.text)
+            tokens = _token_texts(event)
+            return [TextDelta(text, tokens)] if text or tokens else []
+        tail = self._utf8.finish()
+        return [*([TextDelta(tail)] if tail else []), self._terminal(event)]
+
+    def settle(self) -> None:
+        """Without a Finished the record counts the tokens that were seen."""
+        if not self.finished:
+            used = self._usage
+            self._record.usage = Usage(used.prompt_tokens, used.cached_tokens, len(self._token_ids))
+
+    def fail(self, message: str) -> Failed:
+        """The terminal event for what went wrong on this side."""
+        record = self._record
+        record.finish_reason = FinishReason.ERROR
+        record.error_type = "server_error"
+        return Failed(FinishReason.ERROR, message, self._usage)
+
+    def _terminal(self, event: Finished) -> Completed | Failed:
+        usage = self._usage
+        if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            stop = event.stop.decode("utf-8", "replace") if event.stop else None
+            return Completed(event.reason, usage, stop, tuple(self._token_ids))
+        self._record.error_type = event.reason.value
+        message, retryable = _FAILURES[event.reason]
+        return Failed(event.reason, event.message or message, usage, retryable)
+
+
+_FAILURES = {
+    FinishReason.ABORT: ("The request was aborted because the server is shutting down.", True),
+    FinishReason.DEADLINE: ("The request did not finish within its timeout.", False),
+    FinishReason.ERROR: ("The engine failed while it ran this request.", True),
+}
+
+
+def _token_texts(event: TokenDelta) -> tuple[TokenText, ...]:
+    if not event.logprobs:
+        return ()
+    ids: list[int] = unpack_tokens(event.token_ids).tolist()
+    return tuple(map(TokenText, ids, event.logprobs))

@@ -1,0 +1,91 @@
+"""`POST /tokenize` and `POST /detokenize`, with vLLM's fields."""
+
+from functools import partial
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+from starlette.types import Receive, Scope, Send
+
+from service.dialects import wire
+from service.dialects.chat_messages import Prompt, decode_conversation
+from service.dialects.fields import Name
+from service.errors import invalid
+from service.services import Services
+from service.transport.http import decode_body, read_body, send_json, while_connected
+
+MAX_CHARACTERS: Final = 1 << 20
+MAX_TOKENS: Final = 1 << 20
+
+
+class TokenizeBody(Prompt, frozen=True, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: Name | None = None
+    prompt: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True):
+    tokens: Annotated[list[int], Meta(max_length=MAX_TOKENS)]
+    model: Name | None = None
+
+
+class Tokenize:
+    """A text, or a conversation as it would be rendered, as token ids."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limits = self._services.settings.limits
+        raw = await read_body(scope, receive, limits)
+        body = await decode_body(raw, partial(wire.decode, kind=TokenizeBody), limits)
+        if body.model is not None:
+            self._services.card.require(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", "Give either 'prompt' or 'messages'.")
+
+        async def answer() -> None:
+            token_ids = await self._token_ids(body)
+            max_context = self._services.card.max_context
+            fields = {"count": len(token_ids), "max_model_len": max_context, "tokens": token_ids}
+            await send_json(send, fields)
+
+        await while_connected(receive, answer)
+
+    async def _token_ids(self, body: TokenizeBody) -> list[int]:
+        renderer = self._services.renderer
+        if body.prompt is not None:
+            add_special = body.add_special_tokens is not False
+            return _as_list(await renderer.tokenize(body.prompt, add_special))
+        if body.add_generation_prompt is False and not body.continue_final_message:
+            raise wire.unsupported_value("add_generation_prompt")
+        return _as_list((await renderer.render(decode_conversation(body))).token_ids)
+
+
+def _as_list(token_ids: NDArray[np.int32]) -> list[int]:
+    ids: list[int] = token_ids.tolist()
+    return ids
+
+
+class Detokenize:
+    """Token ids as text, special tokens included."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limits = self._services.settings.limits
+        raw = await read_body(scope, receive, limits)
+        body = await decode_body(raw, partial(wire.decode, kind=DetokenizeBody), limits)
+        if body.model is not None:
+            self._services.card.require(body.model)
+
+        async def answer() -> None:
+            await send_json(send, {"prompt": await self._services.renderer.detokenize(body.tokens)})
+
+        await while_connected(receive, answer)

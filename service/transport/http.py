@@ -1,0 +1,121 @@
+"""What every HTTP endpoint needs: bodies within bounds, answers, and the client that goes away."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from service.config import Limits
+from service.dialects import wire
+from service.errors import ApiError
+
+T = TypeVar("T")
+
+HALF_CLOSE = "headwater.half_close"
+"""The ASGI extension that tells when the client closed its sending side (`protocol.py`)."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody reads an answer."""
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The body is larger than {limit} bytes, which is the most this server takes.",
+        code="request_too_large",
+    )
+
+
+async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+    """The whole body. Raises ApiError 413 as soon as it is known to be too large, before it is
+    read where the client told its length; ClientGone if the client leaves meanwhile."""
+    limit = limits.body_bytes
+    length = Headers(scope=scope).get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise _too_large(limit)
+    pieces: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece = message.get("body", b"")
+        num_bytes += len(piece)
+        if num_bytes > limit:
+            raise _too_large(limit)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def decode_body(body: bytes, decode: Callable[[bytes], T], limits: Limits) -> T:
+    """`decode(body)`: here where it is short, else on a worker thread, so that the event loop
+    keeps serving the others."""
+    if len(body) <= limits.offload_bytes:
+        return decode(body)
+    return await anyio.to_thread.run_sync(decode, body)
+
+
+async def send_answer(
+    send: Send,
+    status: int,
+    body: bytes,
+    headers: Mapping[str, str] | None = None,
+    content_type: str = "application/json",
+) -> None:
+    """A whole answer."""
+    fields = {"content-length": str(len(body)), **(headers or {})}
+    if body:
+        fields["content-type"] = content_type
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_json(send: Send, value: object, status: int = 200) -> None:
+    """A whole JSON answer."""
+    await send_answer(send, status, msgspec.json.encode(value))
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """A refusal in OpenAI's shape."""
+    await send_answer(send, error.status, wire.encode_error(error), error.headers)
+
+
+async def while_connected(
+    receive: Receive,
+    work: Callable[[], Awaitable[None]],
+    on_gone: Callable[[], None] | None = None,
+) -> None:
+    """Run `work`, which is cancelled, after a call of `on_gone`, when the client disconnects.
+
+    The body must have been read: what else the client sends is not. Raises what `work` raises, as
+    it is, and ClientGone where it was cancelled.
+    """
+    failure: Exception | None = None
+    done = False
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if on_gone is not None:
+            on_gone()
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        try:
+            await work()
+        except Exception as error:
+            failure = error
+        done = True
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if not done:
+        raise ClientGone

@@ -1,0 +1,349 @@
+"""Responses over WebSocket: each connection a task group, its lanes side by side, one writer.
+
+A turn's failure is an error event on its lane and never the end of the socket. When the socket
+ends, however it does, its turns are cancelled, which aborts them in the engine by the next step.
+"""
+
+import logging
+import time
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+import anyio
+from anyio.abc import TaskGroup
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from engine.types import SHARED_TENANT, Phase
+from service.conversation import GenerationRequest
+from service.dialects import wire
+from service.dialects.responses_decode import (
+    CreateRequest,
+    decode_create,
+    decode_envelope,
+    decode_steer,
+    in_this_dialect,
+)
+from service.dialects.responses_encode import (
+    ResponseEncoder,
+    final_status,
+    steer_failed,
+    ws_error,
+)
+from service.errors import RETRY_SOON, ApiError, invalid
+from service.events import Admitted, Event, Failed, RequestRecord, TextDelta
+from service.responses_store import StoredResponse
+from service.services import Services
+from service.transport.http import decode_body
+from service.transport.lanes import LaneLimits, Lanes, check_stream_id
+from service.transport.outbox import Outbox, OutboxClosed
+
+GOING_AWAY = 1001
+SERVICE_RESTART = 1012
+OUR_FAULT = "The server failed on this request; this is its fault."
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SocketLimits:
+    """Bounds of one connection in time; `max_silence_s` is a running response's longest."""
+
+    lanes: LaneLimits = field(default_factory=LaneLimits)
+    max_age_s: float = 3600.0
+    max_silence_s: float = 5.0
+
+
+class ResponsesSockets:
+    """The endpoint, and the connections it has open."""
+
+    def __init__(self, services: Services, limits: SocketLimits | None = None) -> None:
+        self._services = services
+        self._limits = limits or SocketLimits()
+        self._connections: set[_Connection] = set()
+        self._draining = False
+        self._closed = anyio.Event()
+
+    async def endpoint(self, websocket: WebSocket) -> None:
+        """Serve one connection to its end."""
+        if self._draining:
+            await _deny(websocket, _shutting_down())
+            return
+        connection = _Connection(websocket, self._services, self._limits)
+        self._connections.add(connection)
+        try:
+            await websocket.accept()
+            await connection.run()
+        finally:
+            self._connections.remove(connection)
+            self._closed.set()
+            self._closed = anyio.Event()
+
+    async def drain(self) -> None:
+        """Refuse new sockets and new turns, let running turns finish, then close with 1012.
+
+        Returns when every connection is closed; the caller bounds the time.
+        """
+        self._draining = True
+        for connection in self._connections:
+            connection.draining.set()
+        while self._connections:
+            await self._closed.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A `response.create` as it waits in its lane: decoded, or what is wrong with it."""
+
+    request: CreateRequest | ApiError
+    time_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A running response. `sending` keeps its frames in the order of their numbers."""
+
+    encoder: ResponseEncoder
+    record: RequestRecord
+    stored: StoredResponse
+    sending: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
+    quiet: bool = False
+
+
+class _Connection:
+    """One socket from its handshake to its end."""
+
+    def __init__(self, websocket: WebSocket, services: Services, limits: SocketLimits) -> None:
+        self.draining = anyio.Event()
+        self._websocket = websocket
+        self._services = services
+        self._limits = limits
+        edge = services.settings.limits
+        self._outbox: Outbox[bytes] = Outbox(edge.outbox_frames, edge.outbox_bytes)
+        self._turns: set[_Turn] = set()
+        self._close_code = GOING_AWAY
+        self._closing = False
+
+    async def run(self) -> None:
+        """Return when the socket is closed, by whichever side, and nothing of it runs."""
+        async with anyio.create_task_group() as tasks:
+            lanes = Lanes(tasks, self._serve, self._limits.lanes)
+            tasks.start_soon(self._write, tasks)
+            tasks.start_soon(self._close_in_time, lanes)
+            tasks.start_soon(self._keep_talking)
+            await self._read(lanes)
+            for turn in self._turns:
+                turn.record.disconnected_ns = time.monotonic_ns()
+            tasks.cancel_scope.cancel()
+
+    async def _read(self, lanes: Lanes[_Arrival]) -> None:
+        """Read until the socket has ended."""
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            with suppress(OutboxClosed):
+                await self._receive(message.get("text"), lanes)
+
+    async def _receive(self, text: str | None, lanes: Lanes[_Arrival]) -> None:
+        stream_id: str | None = None
+        try:
+            if text is None:
+                raise ApiError(400, "Messages are text frames of JSON.", code="invalid_type")
+            data = text.encode()
+            edge = self._services.settings.limits
+            envelope = await decode_body(data, decode_envelope, edge)
+            stream_id = check_stream_id(envelope.stream_id)
+            if envelope.type == "response.create":
+                arrival = await self._arrival(data)
+                lanes.submit(stream_id, arrival, len(data))
+            elif envelope.type == "response.steer":
+                await self._outbox.put(steer_failed(decode_steer(data)))
+            elif envelope.type != "response.processed":
+                raise invalid("type", f"Unknown message type {envelope.type!r}.")
+        except ApiError as error:
+            await self._outbox.put(ws_error(error, stream_id))
+
+    async def _arrival(self, data: bytes) -> _Arrival:
+        """What is wrong with a request is said on its lane, when its turn comes."""
+        time_ns = time.monotonic_ns()
+        services = self._services
+
+        def decode(body: bytes) -> CreateRequest:
+            return decode_create(body, services.card)
+
+        try:
+            return _Arrival(await decode_body(data, decode, services.settings.limits), time_ns)
+        except ApiError as error:
+            return _Arrival(error, time_ns)
+
+    async def _serve(self, stream_id: str | None, arrival: _Arrival) -> None:
+        """One turn of a lane: a response to its terminal frame, or one error frame."""
+        try:
+            if self._closing:
+                raise self._refusal()
+            if isinstance(arrival.request, ApiError):
+                raise arrival.request
+            await self._respond(stream_id, arrival.request, arrival.time_ns)
+            return
+        except OutboxClosed:
+            return
+        except ApiError as error:
+            refusal = in_this_dialect(error)
+        except Exception:
+            log.exception("a turn failed")
+            refusal = ApiError(500, OUR_FAULT, type="server_error")
+        with suppress(OutboxClosed):
+            await self._outbox.put(ws_error(refusal, stream_id))
+
+    async def _respond(
+        self, stream_id: str | None, request: CreateRequest, arrived_ns: int
+    ) -> None:
+        """Raises ApiError for what is refused before `response.created` was sent."""
+        body, store = request.body, self._services.responses
+        stored = store.begin(
+            SHARED_TENANT,
+            request.input,
+            previous=self._previous(body.previous_response_id),
+            generates=body.generates,
+        )
+        turn = _Turn(
+            encoder=ResponseEncoder(stored.id, body, stream_id=stream_id),
+            record=self._record(request, stored, arrived_ns),
+            stored=stored,
+        )
+        self._turns.add(turn)
+        try:
+            await self._generate(turn, request)
+        finally:
+            self._turns.remove(turn)
+            if not turn.encoder.started:
+                store.discard(stored)
+            elif stored.status == "in_progress":
+                store.finish(stored, "cancelled")
+
+    async def _generate(self, turn: _Turn, request: CreateRequest) -> None:
+        generation = GenerationRequest(
+            id=turn.stored.id,
+            model=self._services.card.id,
+            conversation=request.conversation(turn.stored.prompt()),
+            options=request.options,
+        )
+        async with aclosing(self._services.generator.run(generation, turn.record)) as events:
+            async for event in events:
+                self._remember(turn.stored, event)
+                await self._send(turn, event)
+
+    def _remember(self, stored: StoredResponse, event: Event) -> None:
+        """Before the client is told, so that what it was told of can be continued."""
+        store = self._services.responses
+        if isinstance(event, TextDelta):
+            store.append(stored, event.text)
+        elif isinstance(event, Failed):
+            store.finish(stored, "failed")
+        elif not isinstance(event, Admitted):
+            status = final_status(event, generates=stored.generates)
+            store.finish(stored, status, event.token_ids)
+
+    async def _send(self, turn: _Turn, event: Event) -> None:
+        async with turn.sending:
+            turn.quiet = False
+            for frame in turn.encoder.encode(event):
+                turn.record.num_frames += 1
+                turn.record.num_bytes += len(frame)
+                await self._outbox.put(frame)
+
+    def _previous(self, response_id: str | None) -> StoredResponse | None:
+        if response_id is None:
+            return None
+        previous = self._services.responses.get(SHARED_TENANT, response_id)
+        if previous is None:
+            raise invalid(
+                "previous_response_id",
+                f"Previous response with id {response_id!r} not found.",
+                "previous_response_not_found",
+            )
+        return previous
+
+    def _record(
+        self, request: CreateRequest, stored: StoredResponse, arrived_ns: int
+    ) -> RequestRecord:
+        traceparent, tracestate = request.trace_context(self._websocket.headers)
+        record = RequestRecord(
+            operation="chat",
+            model=self._services.card.id,
+            start_ns=arrived_ns,
+            request_id=self._websocket.scope["state"]["request_id"],
+            stream=True,
+            traceparent=traceparent,
+            tracestate=tracestate,
+            conversation_id=stored.conversation_id,
+            previous_response_id=request.body.previous_response_id,
+        )
+        record.phases.append(Phase("lane", arrived_ns, time.monotonic_ns()))
+        return record
+
+    def _refusal(self) -> ApiError:
+        return _shutting_down() if self.draining.is_set() else _too_old()
+
+    async def _write(self, tasks: TaskGroup) -> None:
+        """Write what the outbox holds, and close the socket when the outbox is closed."""
+        try:
+            while frames := await self._outbox.take():
+                for frame in frames:
+                    await self._websocket.send_text(frame.decode())
+            await self._websocket.close(self._close_code)
+        except WebSocketDisconnect:
+            log.debug("a client left while its frames were written")
+        # The reader may wait for room in the outbox and not notice the end by itself.
+        tasks.cancel_scope.cancel()
+
+    async def _close_in_time(self, lanes: Lanes[_Arrival]) -> None:
+        """Close when the connection is too old or the server drains, after the running turns."""
+        with anyio.move_on_after(self._limits.max_age_s):
+            await self.draining.wait()
+        self._closing = True
+        await lanes.wait_idle()
+        if self.draining.is_set():
+            self._close_code = SERVICE_RESTART
+        else:
+            await self._outbox.put(ws_error(_too_old()))
+        self._outbox.close()
+
+    async def _keep_talking(self) -> None:
+        """A sign of life for every response that was silent for a while."""
+        while True:
+            await anyio.sleep(self._limits.max_silence_s / 2)
+            for turn in list(self._turns):
+                encoder = turn.encoder
+                if turn.quiet and encoder.started and not turn.sending.locked():
+                    async with turn.sending:
+                        if not encoder.finished:
+                            await self._outbox.put(encoder.progress())
+                turn.quiet = True
+
+
+async def _deny(websocket: WebSocket, error: ApiError) -> None:
+    """Refuse the handshake with an ordinary HTTP answer."""
+    response = Response(
+        wire.encode_error(error), error.status, error.headers, media_type="application/json"
+    )
+    await websocket.send_denial_response(response)
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(
+        503,
+        "The server is shutting down.",
+        type="server_error",
+        code="server_is_overloaded",
+        headers=RETRY_SOON,
+    )
+
+
+def _too_old() -> ApiError:
+    return ApiError(
+        400,
+        "The connection has reached its age limit; open a new one.",
+        code="websocket_connection_limit_reached",
+    )

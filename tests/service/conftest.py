@@ -1,0 +1,197 @@
+"""A live server over real sockets, on a scripted engine in a thread."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+import httpx
+import pytest
+import uvloop
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from engine.api import Engine
+from engine.scripted import Script, ScriptedCore, in_order
+from engine.text import Encoder, TextAssets, Vocabulary
+from engine.text.vocabulary import byte_alphabet
+from engine.transport import start_thread_engine
+from engine.types import EngineInfo, EngineRequest
+from service.app import App, create_app
+from service.config import Limits, Settings
+from service.events import RequestRecord
+from service.server import Server, bind
+from service.services import Services, build_services
+
+MODEL = "scripted-model"
+CONTEXT = 4096
+VOCAB = 258
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+INFO = EngineInfo(
+    model_name=MODEL,
+    model_digest="0123456789abcdef",
+    family="scripted",
+    vocab_size=VOCAB,
+    max_context=CONTEXT,
+    page_size=16,
+    num_pages=1024,
+    page_bytes=4096,
+    backend="scripted",
+    numeric_mode="exact",
+    threads=1,
+)
+
+ScriptFor: TypeAlias = Callable[[EngineRequest], Script]
+
+
+@cache
+def byte_assets() -> TextAssets:
+    """A model's text side of one token per byte, and two special tokens; ChatML template."""
+    alphabet = byte_alphabet()
+    vocab = {alphabet[byte]: byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
+    pieces = tuple(bytes([byte]) for byte in range(256)) + tuple(t.encode() for t in specials)
+    return TextAssets(
+        path=Path("scripted"),
+        tokenizer=tokenizer,
+        encoder=Encoder(tokenizer),
+        vocabulary=Vocabulary(pieces, (256, 257)),
+        chat_template=TEMPLATE,
+        bos_token="",
+        eos_token="<|im_end|>",
+        eos_token_ids=frozenset({257}),
+        add_bos=False,
+    )
+
+
+@dataclass(slots=True)
+class Records:
+    """A trace sink that keeps what it was given."""
+
+    finished: list[RequestRecord] = field(default_factory=list)
+
+    def finish(self, record: RequestRecord) -> None:
+        self.finished.append(record)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveServer:
+    """A server that runs; `http` talks to it, `records` has the requests that ended."""
+
+    port: int
+    http: httpx.Client
+    records: list[RequestRecord]
+    loop: asyncio.AbstractEventLoop
+    server: Server
+    engine: Engine
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        """What the first SIGTERM does; called again, what the second does."""
+        self.loop.call_soon_threadsafe(self.server.stop)
+
+    def pool(self) -> dict[str, int]:
+        """Pages by state, and the engine's counts."""
+        answer: dict[str, int] = self.http.get("/admin/pool").raise_for_status().json()
+        return answer
+
+    def wait_for_idle(self) -> dict[str, int]:
+        """Ask until nothing runs; the test's timeout bounds it."""
+        while True:
+            pool = self.pool()
+            if pool["running"] == 0 and pool["waiting"] == 0:
+                return pool
+
+
+@contextlib.contextmanager
+def run_server(
+    *scripts: Script,
+    script_for: ScriptFor | None = None,
+    settings: Settings | None = None,
+    info: EngineInfo = INFO,
+    app_for: Callable[[Services], App] = create_app,
+    max_open: int = 1024,
+) -> Iterator[LiveServer]:
+    """A server on a free port; the n-th request gets the n-th script, round and round."""
+    settings = replace(settings or Settings(), port=0, drain_s=5.0)
+    play = script_for or in_order(scripts, repeat=True)
+    started: Future[LiveServer] = Future()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, play, info, app_for, max_open, started))
+
+    thread = threading.Thread(target=run, name="server")
+    thread.start()
+    try:
+        live = started.result(timeout=30)
+        try:
+            with live.http:
+                yield live
+        finally:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                live.stop()
+    finally:
+        thread.join(timeout=30)
+        assert not thread.is_alive(), "the server does not end"
+
+
+async def _serve(
+    settings: Settings,
+    script_for: ScriptFor,
+    info: EngineInfo,
+    app_for: Callable[[Services], App],
+    max_open: int,
+    started: "Future[LiveServer]",
+) -> None:
+    try:
+        assets = byte_assets()
+        engine = await start_thread_engine(
+            lambda: ScriptedCore(script_for, info=info, eos_token_ids=assets.eos_token_ids),
+            max_open=max_open,
+        )
+        records = Records()
+        services = build_services(settings, engine, assets, records)
+        server = Server(app_for(services), engine, settings)
+        sock = bind(settings)
+        port = sock.getsockname()[1]
+        http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+        loop = asyncio.get_running_loop()
+        live = LiveServer(port, http, records.finished, loop, server, engine)
+        try:
+            await server.serve(sock, lambda: started.set_result(live))
+        finally:
+            await engine.close()
+    except BaseException as error:
+        if not started.done():
+            started.set_exception(error)
+        raise
+
+
+@pytest.fixture
+def live_server() -> Iterator[Callable[..., LiveServer]]:
+    """`run_server` for one test: call it with scripts; the server ends with the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *scripts, **options: stack.enter_context(run_server(*scripts, **options))
+
+
+def quick(**limits: float) -> Settings:
+    """Settings with other limits."""
+    return Settings(limits=replace(Limits(), **limits))  # type: ignore[arg-type]

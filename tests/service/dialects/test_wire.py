@@ -1,0 +1,75 @@
+"""msgspec's errors become the path of the field that is wrong."""
+
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from service.dialects import wire
+from service.errors import ApiError
+
+
+class Leaf(msgspec.Struct):
+    number: Annotated[int, Meta(ge=1, le=9)]
+
+
+class Tree(msgspec.Struct):
+    leaves: list[Leaf] = []
+    words: Annotated[list[Annotated[str, Meta(min_length=2)]], Meta(max_length=2)] = []
+    by_name: dict[str, int] = {}
+
+
+def refused(data: bytes | str | msgspec.Raw, path: str = "") -> ApiError:
+    with pytest.raises(ApiError) as error:
+        wire.decode(data, Tree, path)
+    assert error.value.status == 400
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("data", "param", "code", "words"),
+    [
+        ('{"leaves":[{"number":1},{}]}', "leaves[1].number", "missing_required_parameter", ""),
+        ('{"leaves":[{"number":0}]}', "leaves[0].number", "invalid_value", "at least 1"),
+        ('{"leaves":[{"number":10}]}', "leaves[0].number", "invalid_value", "at most 9"),
+        ('{"leaves":[{"number":"1"}]}', "leaves[0].number", "invalid_type", "expected int"),
+        ('{"leaves":{}}', "leaves", "invalid_type", "got object"),
+        ('{"words":["ab","ab","ab"]}', "words", "invalid_value", "at most 2 items"),
+        ('{"words":["a"]}', "words[0]", "invalid_value", "at least 2 characters"),
+        ('{"by_name":{"x":"y"}}', "by_name[...]", "invalid_type", "got str"),
+        ("[]", None, "invalid_type", "body"),
+        ("{", None, "invalid_json", "JSON"),
+        ('{"x":' + "[" * 50_000, None, "invalid_json", "deeply"),
+    ],
+)
+def test_paths_codes_and_words(data: str, param: str | None, code: str, words: str) -> None:
+    error = refused(data)
+    assert (error.param, error.code) == (param, code)
+    assert words in error.message
+
+
+def test_a_part_of_a_body_is_named_from_the_whole() -> None:
+    assert refused('{"leaves":[{}]}', "input[3]").param == "input[3].leaves[0].number"
+    assert refused(msgspec.Raw(b"7"), "input[3]").param == "input[3]"
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for level in range(levels):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+def test_depth_is_bounded_exactly() -> None:
+    wire.require_shallow(nested(wire.MAX_JSON_DEPTH - 1), "tools[0]")
+    with pytest.raises(ApiError) as error:
+        wire.require_shallow(nested(wire.MAX_JSON_DEPTH), "tools[0]")
+    assert error.value.param == "tools[0]"
+
+
+def test_the_error_object() -> None:
+    error = ApiError(400, "No.", code="c", param="p")
+    assert msgspec.json.decode(wire.encode_error(error)) == {
+        "error": {"message": "No.", "type": "invalid_request_error", "param": "p", "code": "c"}
+    }

@@ -1,0 +1,46 @@
+"""`headwater serve` that cannot: one sentence, an exit code, no traceback."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def serve(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "service", "serve", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_taken_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = serve("--port", port, "--model", str(tmp_path))
+    assert ended.returncode == 1
+    assert f"127.0.0.1:{port} is in use" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--model", "nowhere.gguf"), 1, "nowhere.gguf does not exist"),
+        (("--host", "0.0.0.0"), 2, "--allow-public"),
+        (("--kv-memory", "lots"), 2, "2GiB"),
+        (("--port", "many"), 2, "--port"),
+        (("--nope",), 2, "--nope"),
+    ],
+)
+def test_what_cannot_start(arguments: tuple[str, ...], code: int, words: str) -> None:
+    ended = serve(*arguments)
+    assert ended.returncode == code
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr

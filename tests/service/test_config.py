@@ -1,0 +1,93 @@
+"""Settings from the command line, and what is refused there."""
+
+from pathlib import Path
+
+import pytest
+
+from service.config import (
+    Settings,
+    SettingsError,
+    parse_arguments,
+    parse_memory,
+    tracing_is_configured,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("2GiB", 2 << 30),
+        ("512MiB", 512 << 20),
+        ("512m", 512 << 20),
+        ("1.5 gb", 3 << 29),
+        ("4096", 4096),
+        (" 1k ", 1024),
+        ("0", 0),
+    ],
+)
+def test_memory_sizes(text: str, num_bytes: int) -> None:
+    assert parse_memory(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "2 XiB", "1e9", "2GiBs"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(SettingsError, match="write it like"):
+        parse_memory(text)
+
+
+def test_defaults_are_the_settings_own() -> None:
+    assert parse_arguments(["serve"]) == Settings()
+
+
+def test_every_option_arrives() -> None:
+    line = (
+        "serve --host ::1 --port 9 --model m.gguf --served-model-name a b --kv-memory 1GiB "
+        "--max-context 512 --threads 3 --exact --backend cpu --allowed-host x --allowed-host y "
+        "--allowed-origin https://o --log-level debug"
+    )
+    settings = parse_arguments(line.split())
+    assert (settings.host, settings.port, settings.model) == ("::1", 9, Path("m.gguf"))
+    assert settings.model_names == ("a", "b")
+    assert settings.allowed_hosts == ("x", "y")
+    assert settings.allowed_origins == ("https://o",)
+    engine = settings.engine_config(Path("m.gguf"))
+    assert (engine.model, engine.kv_memory_bytes, engine.max_context) == ("m.gguf", 1 << 30, 512)
+    assert (engine.threads, engine.exact, engine.backend) == (3, True, "cpu")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "gpu.example"])
+def test_other_machines_are_let_in_only_on_purpose(host: str) -> None:
+    with pytest.raises(SettingsError, match="--allow-public"):
+        parse_arguments(["serve", "--host", host])
+    assert parse_arguments(["serve", "--host", host, "--allow-public"]).host == host
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
+def test_loopback_needs_no_leave(host: str) -> None:
+    assert parse_arguments(["serve", "--host", host]).host == host
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--port", "70000"], ["--kv-memory", "lots"], ["--threads", "-1"], ["--max-context", "-5"]],
+)
+def test_wrong_values(wrong: list[str]) -> None:
+    with pytest.raises(SettingsError):
+        parse_arguments(["serve", *wrong])
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "TRUE"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_TRACES_EXPORTER": "none"}, False),
+    ],
+)
+def test_traces_go_where_the_standard_variables_say(
+    environment: dict[str, str], expected: bool
+) -> None:
+    assert tracing_is_configured(environment) is expected
