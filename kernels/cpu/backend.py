@@ -1,0 +1,249 @@
+"""The CPU backend: contract.Backend over the native library, a whole step in one call.
+
+Numeric mode "cpu-avx2-w4a8": 4-bit weights meet activations quantised to 8 bits per row and 32
+columns, Q8_0 weights meet 16-bit ones, float weights meet float32; everything else is float32, and
+KV is float16. "cpu-avx2-exact": float32 activations throughout.
+
+The batch's prefix groups are not used: results never depend on them.
+"""
+
+import ctypes
+import os
+import weakref
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.contract import (
+    ContractError,
+    DecoderSpec,
+    DecoderWeights,
+    ForwardBatch,
+    Int32Array,
+    KVDType,
+    KVLayout,
+    LayerWeights,
+    StepLogits,
+    Weight,
+    WeightType,
+    check_batch,
+)
+from kernels.cpu import build, library
+from kernels.weight_shapes import check_weights
+
+_TYPE_CODES = {type_: code for code, type_ in enumerate(WeightType)}
+
+
+class _Handle:
+    """A native object, freed when nothing refers to this any more, or by `free`."""
+
+    def __init__(self, library_: ctypes.CDLL, free: str, address: int) -> None:
+        self.address = address
+        self.free = weakref.finalize(self, getattr(library_, free), address)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuModel:
+    """Weights packed in tiles of 8 output rows."""
+
+    spec: DecoderSpec
+    weight_bytes: int
+    handle: _Handle
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKVPool:
+    """Pages in memory that the system provides when a page is first written."""
+
+    layout: KVLayout
+    num_pages: int
+    handle: _Handle
+
+
+class CpuBackend:
+    """contract.Backend on x86-64 with AVX2, FMA and F16C.
+
+    Raises BackendUnavailable, saying what to do, where the processor cannot run it or it cannot
+    be compiled.
+
+    threads: how many compute, the caller of `step` included; 0 means as many as this process may
+        use cores.
+    exact: float32 activations instead of 8-bit ones; slower, for tests and comparisons.
+    """
+
+    name = "cpu"
+
+    def __init__(self, threads: int = 0, exact: bool = False) -> None:
+        if threads < 0:
+            raise ContractError(f"threads is {threads}, not 0 or a count")
+        build.check_cpu(build.read_cpu_flags())
+        self._library = library.open_library(build.library_path())
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._exact = exact
+        address = self._library.hw_open(self.threads, int(exact))
+        if not address:
+            raise MemoryError("no memory for the cpu backend's threads")
+        self._handle = _Handle(self._library, "hw_close", address)
+
+    @property
+    def numeric_mode(self) -> str:
+        return "cpu-avx2-exact" if self._exact else "cpu-avx2-w4a8"
+
+    def load(self, spec: DecoderSpec, weights: DecoderWeights) -> CpuModel:
+        """Repack the weights. See contract.Backend.load."""
+        if spec.head_dim % 8:
+            raise ContractError(f"head_dim {spec.head_dim} is not a multiple of 8")
+        sources = _source_weights(spec, weights)
+        native = _native_spec(spec)
+        address = self._library.hw_load(self._handle.address, native, sources)
+        if not address:
+            raise MemoryError("no memory for the model's weights")
+        handle = _Handle(self._library, "hw_free_model", address)
+        return CpuModel(spec, self._library.hw_model_bytes(address), handle)
+
+    def alloc_kv(self, layout: KVLayout, num_pages: int) -> CpuKVPool:
+        """Memory for the pages, float16. Raises MemoryError; ContractError for another dtype."""
+        if layout.dtype is not KVDType.F16:
+            raise ContractError(f"the cpu backend keeps KV in f16, not {layout.dtype.value}")
+        if layout.head_dim % 8:
+            raise ContractError(f"head_dim {layout.head_dim} is not a multiple of 8")
+        if num_pages < 1:
+            raise ContractError(f"num_pages is {num_pages}, not at least 1")
+        address = self._library.hw_alloc_kv(
+            layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.page_size, num_pages
+        )
+        if not address:
+            raise MemoryError(f"no memory for {num_pages} pages of {layout.page_bytes} bytes")
+        return CpuKVPool(layout, num_pages, _Handle(self._library, "hw_free_kv", address))
+
+    def copy_pages(self, kv: CpuKVPool, src: Int32Array, dst: Int32Array) -> None:
+        """Copy page src[i] to dst[i], all layers; no page is in both."""
+        for name, pages in (("src", src), ("dst", dst)):
+            if pages.dtype != np.int32 or pages.ndim != 1 or not pages.flags.c_contiguous:
+                raise ContractError(f"{name} is not a contiguous int32 array of 1 dimension")
+            if pages.size and not 0 <= pages.min() <= pages.max() < kv.num_pages:
+                raise ContractError(f"{name} has a page outside the pool of {kv.num_pages}")
+        if src.size != dst.size:
+            raise ContractError("src and dst differ in length")
+        if np.intersect1d(src, dst).size:
+            raise ContractError("a page is in both src and dst")
+        self._library.hw_copy_pages(kv.handle.address, src.ctypes.data, dst.ctypes.data, src.size)
+
+    def export_page(self, kv: CpuKVPool, page: int) -> bytes:
+        """The page in logical order. See contract.Backend.export_page."""
+        _check_page(kv, page)
+        data = np.empty(kv.layout.page_bytes, dtype=np.uint8)
+        self._library.hw_export_page(kv.handle.address, page, data.ctypes.data)
+        return data.tobytes()
+
+    def import_page(self, kv: CpuKVPool, page: int, data: bytes) -> None:
+        """The inverse of `export_page`."""
+        _check_page(kv, page)
+        if len(data) != kv.layout.page_bytes:
+            raise ContractError(f"data has {len(data)} bytes, not {kv.layout.page_bytes}")
+        source = np.frombuffer(data, dtype=np.uint8)
+        self._library.hw_import_page(kv.handle.address, page, source.ctypes.data)
+
+    def step(self, model: CpuModel, kv: CpuKVPool, batch: ForwardBatch) -> StepLogits:
+        """One step; the GIL is free while it runs. See contract.Backend.step."""
+        spec, layout = model.spec, kv.layout
+        if (layout.num_layers, layout.num_kv_heads, layout.head_dim) != (
+            spec.num_layers,
+            spec.num_kv_heads,
+            spec.head_dim,
+        ):
+            raise ContractError("kv has pages of another model's shape")
+        check_batch(batch, spec, layout, kv.num_pages)
+        rows, top = batch.logit_rows.size, batch.num_top
+        if top:
+            ids = np.empty((rows, top), dtype=np.int32)
+            values = np.empty((rows, top), dtype=np.float32)
+            sums = np.empty(rows, dtype=np.float32)
+            logits = StepLogits(None, ids, values, sums)
+            result = library.Result(None, ids.ctypes.data, values.ctypes.data, sums.ctypes.data)
+        else:
+            full = np.empty((rows, spec.vocab_size), dtype=np.float32)
+            logits = StepLogits(full)
+            result = library.Result(full.ctypes.data, None, None, None)
+        if batch.token_ids.size and self._library.hw_step(
+            self._handle.address,
+            model.handle.address,
+            kv.handle.address,
+            _native_batch(batch),
+            result,
+        ):
+            raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
+        return logits
+
+    def read_memory(self, data: NDArray[np.uint8]) -> int:
+        """Read a contiguous array once with all threads, for measurements; returns a sum."""
+        total: int = self._library.hw_read(self._handle.address, data.ctypes.data, data.nbytes)
+        return total
+
+    def close(self) -> None:
+        """End the threads. Models and pools may outlive it, and are freed with their last user."""
+        self._handle.free()
+
+
+def _check_page(kv: CpuKVPool, page: int) -> None:
+    if not 0 <= page < kv.num_pages:
+        raise ContractError(f"page {page} is outside the pool of {kv.num_pages}")
+
+
+def _native_batch(batch: ForwardBatch) -> library.Batch:
+    return library.Batch(
+        batch.token_ids.size,
+        batch.seq_lens.size,
+        batch.page_table.shape[1],
+        batch.logit_rows.size,
+        batch.num_top,
+        0,
+        batch.token_ids.ctypes.data,
+        batch.positions.ctypes.data,
+        batch.cu_seqlens_q.ctypes.data,
+        batch.seq_lens.ctypes.data,
+        batch.page_table.ctypes.data,
+        batch.slot_mapping.ctypes.data,
+        batch.logit_rows.ctypes.data,
+    )
+
+
+def _native_spec(spec: DecoderSpec) -> library.Spec:
+    windows = spec.sliding_window or (0,) * spec.num_layers
+    return library.Spec(
+        spec.num_layers,
+        spec.hidden_size,
+        spec.intermediate_size,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.vocab_size,
+        len(spec.rope_inv_freq),
+        spec.norm_eps,
+        spec.rope_scale,
+        (ctypes.c_double * len(spec.rope_inv_freq))(*spec.rope_inv_freq),
+        (ctypes.c_int32 * spec.num_layers)(*windows),
+    )
+
+
+def _source_weights(
+    spec: DecoderSpec, weights: DecoderWeights
+) -> "ctypes.Array[library.SourceWeight]":
+    """All weights in the native order. Raises ContractError for the first that does not fit."""
+    check_weights(spec, weights)
+    ordered = [weights.embedding, weights.final_norm, weights.head]
+    for layer in weights.layers:
+        ordered += [getattr(layer, field.name) for field in fields(LayerWeights)]
+    return (library.SourceWeight * len(ordered))(*map(_source, ordered))
+
+
+def _source(weight: Weight | None) -> library.SourceWeight:
+    if weight is None:
+        return library.SourceWeight(0, 0, 0, 0, None)
+    if len(weight.shape) == 1 and weight.type.block_size > 1:
+        raise ContractError(f"{weight.name}: a vector in {weight.type.value}, not in floats")
+    if not weight.data.flags.c_contiguous:
+        raise ContractError(f"{weight.name}: data is not contiguous")
+    rows, cols = (1, *weight.shape)[-2:]
+    return library.SourceWeight(_TYPE_CODES[weight.type], rows, cols, 0, weight.data.ctypes.data)

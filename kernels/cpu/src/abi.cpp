@@ -1,0 +1,103 @@
+// The C ABI that kernels/cpu/backend.py binds. Functions return null or a negative status when
+// memory is exhausted; arguments are checked by the caller.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "step.h"
+
+using namespace headwater;
+
+namespace {
+
+constexpr int kAbiVersion = 1;
+
+template <class F>
+auto guarded(F make) noexcept -> decltype(make()) {
+  try {
+    return make();
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+// Walks a page in logical order [layer, K|V, kv_head, slot, head_dim] together with its place.
+template <class F>
+void each_element(const PageShape& s, uint16_t* page, F visit) {
+  size_t logical = 0;
+  for (int layer = 0; layer < s.num_layers; ++layer)
+    for (int value = 0; value < 2; ++value)
+      for (int h = 0; h < s.num_kv_heads; ++h) {
+        uint16_t* head = page + s.layer_elems() * layer + s.head_elems() * h;
+        for (int slot = 0; slot < s.page_size; ++slot)
+          for (int d = 0; d < s.head_dim; ++d)
+            visit(logical++, value ? head + s.key_elems() + size_t(slot) * s.head_dim + d
+                                   : head + size_t(d) * s.key_lanes() + slot);
+      }
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+int hw_abi_version() { return kAbiVersion; }
+
+Backend* hw_open(int threads, int exact) {
+  return guarded([&] { return new Backend(threads, exact != 0); });
+}
+void hw_close(Backend* backend) { delete backend; }
+
+Model* hw_load(Backend* backend, const Spec* spec, const SourceWeight* weights) {
+  return guarded([&] { return new Model(backend->pool, *spec, weights); });
+}
+void hw_free_model(Model* model) { delete model; }
+int64_t hw_model_bytes(const Model* model) { return int64_t(model->arena.bytes()); }
+
+KVPool* hw_alloc_kv(int layers, int kv_heads, int head_dim, int page_size, int num_pages) {
+  return guarded([&] {
+    const PageShape shape{layers, kv_heads, head_dim, page_size};
+    return new KVPool{shape, num_pages, Mapping(shape.page_elems() * 2 * num_pages, false)};
+  });
+}
+void hw_free_kv(KVPool* kv) { delete kv; }
+
+void hw_copy_pages(KVPool* kv, const int32_t* src, const int32_t* dst, int n) {
+  for (int i = 0; i < n; ++i)
+    std::memcpy(kv->page(dst[i]), kv->page(src[i]), kv->shape.page_elems() * 2);
+}
+void hw_export_page(KVPool* kv, int page, uint16_t* out) {
+  each_element(kv->shape, kv->page(page), [&](size_t i, const uint16_t* e) { out[i] = *e; });
+}
+void hw_import_page(KVPool* kv, int page, const uint16_t* data) {
+  each_element(kv->shape, kv->page(page), [&](size_t i, uint16_t* e) { *e = data[i]; });
+}
+
+int hw_step(Backend* backend, const Model* model, const KVPool* kv, const Batch* batch,
+            const Result* result) {
+  try {
+    step(*backend, *model, *kv, *batch, *result);
+    return 0;
+  } catch (...) {
+    return -1;
+  }
+}
+
+// Reads `bytes` at `data` once with all threads; the sum keeps the reads from being left out.
+uint64_t hw_read(Backend* backend, const uint64_t* data, int64_t bytes) {
+  constexpr int64_t kItemWords = 1 << 17;
+  const int64_t words = bytes / 8;
+  std::atomic<uint64_t> total{0};
+  const auto region = std::make_shared<Region>();
+  region->add(int((words + kItemWords - 1) / kItemWords), [&](int item, int) {
+    const int64_t end = std::min(words, (item + 1) * kItemWords);
+    uint64_t sum = 0;
+    for (int64_t i = item * kItemWords; i < end; ++i) sum += data[i];
+    total += sum;
+  });
+  backend->pool.run(region);
+  return total;
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,203 @@
+// Attention of a few query rows against one key block, AVX2, and the merge of blocks.
+//
+// Per row: scores accumulate over head_dim in ascending order (lanes are keys), the sum of the
+// weights runs over keys in eight fixed lanes, outputs accumulate over keys in ascending order
+// (lanes are head_dim). Keys a row does not see have weight exactly 0, and slots no row of the
+// group sees are not used, so neither neighbours nor the filling of a block change a row.
+#include <algorithm>
+#include <limits>
+
+#include "avx2_kernels.h"
+#include "avx2_math.h"
+
+namespace headwater::avx2_kernels {
+namespace {
+
+constexpr int kMaxRows = 6;                  // query rows in registers
+constexpr int kScoreStride = kKeyBlock + 8;  // a page of fewer than 8 slots stores past its end
+constexpr int kPagesAhead = 2;               // prefetch of keys: pages lie anywhere in memory
+constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+
+// The keys of a block that some row of a group sees: absolute positions [first, last].
+struct KeyRange {
+  int first;
+  int last;
+};
+
+inline const uint16_t* page_at(const AttendBlock& work, int key) {
+  return work.head_base + work.page_elems * work.page_table[key / work.shape.page_size];
+}
+
+// Scores of `kVectors` * 8 keys that lie side by side in a page.
+template <int R, int kVectors>
+inline void score_keys(const float* const* q, const uint16_t* keys, int lanes, int head_dim,
+                       const uint16_t* next, float* scores) {
+  __m256 acc[R][kVectors];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm256_setzero_ps();
+  for (int d = 0; d < head_dim; ++d) {
+    __m256 k[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) k[v] = load_half(keys + d * lanes + 8 * v);
+    _mm_prefetch(reinterpret_cast<const char*>(next + d * lanes), _MM_HINT_T0);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const __m256 x = _mm256_broadcast_ss(q[r] + d);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm256_fmadd_ps(x, k[v], acc[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      _mm256_storeu_ps(scores + r * kScoreStride + 8 * v, acc[r][v]);
+}
+
+template <int R>
+void score(const AttendBlock& work, const float* const* q, KeyRange keys, float* scores) {
+  const int page_size = work.shape.page_size;
+  const int lanes = work.shape.key_lanes();
+  const int begin = work.block * kKeyBlock;
+  for (int key = keys.first / page_size * page_size; key <= keys.last; key += page_size) {
+    const uint16_t* page = page_at(work, key);
+    const uint16_t* next = page_at(work, std::min(key + kPagesAhead * page_size, keys.last));
+    float* out = scores + key - begin;
+    int lane = 0;
+    for (; lane + 16 <= lanes; lane += 16)
+      score_keys<R, 2>(q, page + lane, lanes, work.shape.head_dim, next + lane, out + lane);
+    if (lane < lanes)
+      score_keys<R, 1>(q, page + lane, lanes, work.shape.head_dim, next + lane, out + lane);
+  }
+}
+
+// Turns a row's scores into weights in place, 0 where the row does not see the key.
+// Vectors outside [first_vector, end_vector) are left alone.
+void soften(float* scores, int first, int last, int first_vector, int end_vector, float* maximum,
+            float* sum) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i before = _mm256_set1_epi32(first);
+  const __m256i after = _mm256_set1_epi32(last);
+  __m256 high = _mm256_set1_ps(kUnseen);
+  for (int v = first_vector; v < end_vector; ++v) {
+    const __m256i key = _mm256_add_epi32(lane, _mm256_set1_epi32(8 * v));
+    const __m256i unseen =
+        _mm256_or_si256(_mm256_cmpgt_epi32(before, key), _mm256_cmpgt_epi32(key, after));
+    const __m256 s = _mm256_blendv_ps(_mm256_loadu_ps(scores + 8 * v), _mm256_set1_ps(kUnseen),
+                                      _mm256_castsi256_ps(unseen));
+    high = _mm256_max_ps(high, s);
+    _mm256_storeu_ps(scores + 8 * v, s);
+  }
+  *maximum = horizontal_max(high);
+  const __m256 top = _mm256_set1_ps(*maximum);
+  __m256 total = _mm256_setzero_ps();
+  for (int v = first_vector; v < end_vector; ++v) {
+    const __m256 s = _mm256_loadu_ps(scores + 8 * v);
+    const __m256 p = exp_ps(_mm256_sub_ps(s, top));
+    _mm256_storeu_ps(scores + 8 * v, p);
+    total = _mm256_add_ps(total, p);
+  }
+  *sum = horizontal_sum(total);
+}
+
+// kVectors * 8 columns of the output of R rows.
+template <int R, int kVectors>
+inline void weigh_columns(const AttendBlock& work, KeyRange keys, const float* weights, int column,
+                          float* partials, int partial_stride) {
+  const int page_size = work.shape.page_size;
+  const int head_dim = work.shape.head_dim;
+  const int begin = work.block * kKeyBlock;
+  __m256 acc[R][kVectors];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm256_setzero_ps();
+  for (int key = keys.first; key <= keys.last;) {
+    const int end = std::min(keys.last + 1, (key / page_size + 1) * page_size);
+    const size_t offset = work.shape.key_elems() + size_t(key % page_size) * head_dim + column;
+    const uint16_t* values = page_at(work, key) + offset;
+    const uint16_t* next = page_at(work, std::min(end, keys.last)) + offset;
+    for (; key < end; ++key, values += head_dim, next += head_dim) {
+      _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+      __m256 x[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) x[v] = load_half(values + 8 * v);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const __m256 p = _mm256_broadcast_ss(weights + r * kScoreStride + key - begin);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm256_fmadd_ps(p, x[v], acc[r][v]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      _mm256_storeu_ps(partials + r * partial_stride + column + 8 * v, acc[r][v]);
+}
+
+template <int R>
+void attend_rows(const AttendBlock& work, int row, KeyRange keys) {
+  alignas(32) float scores[R * kScoreStride];
+  const int begin = work.block * kKeyBlock;
+  const int stride = kPartialHead + work.shape.head_dim;
+  float* partials = work.partials + size_t(row) * stride;
+  score<R>(work, work.queries + row, keys, scores);
+  for (int r = 0; r < R; ++r)
+    soften(scores + r * kScoreStride, work.first_key[row + r] - begin,
+           work.last_key[row + r] - begin, (keys.first - begin) / 8, (keys.last - begin) / 8 + 1,
+           partials + r * stride, partials + r * stride + 1);
+  constexpr int kVectors = R <= 3 ? 4 : 2;
+  float* outputs = partials + kPartialHead;
+  int column = 0;
+  for (; column + 8 * kVectors <= work.shape.head_dim; column += 8 * kVectors)
+    weigh_columns<R, kVectors>(work, keys, scores, column, outputs, stride);
+  for (; column < work.shape.head_dim; column += 8)
+    weigh_columns<R, 1>(work, keys, scores, column, outputs, stride);
+}
+
+}  // namespace
+
+void attend(const AttendBlock& work) {
+  const int begin = work.block * kKeyBlock;
+  const int stride = kPartialHead + work.shape.head_dim;
+  for (int row = 0; row < work.rows;) {
+    const int count = std::min(kMaxRows, work.rows - row);
+    KeyRange keys{begin + kKeyBlock, begin - 1};
+    for (int r = row; r < row + count; ++r) {
+      keys.first = std::min(keys.first, std::max(begin, work.first_key[r]));
+      keys.last = std::max(keys.last, std::min(begin + kKeyBlock - 1, work.last_key[r]));
+    }
+    if (keys.first > keys.last) {
+      for (int r = row; r < row + count; ++r) work.partials[size_t(r) * stride] = kUnseen;
+    } else {
+      switch (count) {
+        case 1: attend_rows<1>(work, row, keys); break;
+        case 2: attend_rows<2>(work, row, keys); break;
+        case 3: attend_rows<3>(work, row, keys); break;
+        case 4: attend_rows<4>(work, row, keys); break;
+        case 5: attend_rows<5>(work, row, keys); break;
+        default: attend_rows<6>(work, row, keys); break;
+      }
+    }
+    row += count;
+  }
+}
+
+void merge(float* state, const float* partial, int head_dim) {
+  if (partial[0] == kUnseen) return;
+  const float maximum = std::max(state[0], partial[0]);
+  const float old_scale = exp_ss(state[0] - maximum);
+  const float new_scale = exp_ss(partial[0] - maximum);
+  state[0] = maximum;
+  state[1] = state[1] * old_scale + partial[1] * new_scale;
+  const __m256 a = _mm256_set1_ps(old_scale);
+  const __m256 b = _mm256_set1_ps(new_scale);
+  for (int d = kPartialHead; d < kPartialHead + head_dim; d += 8) {
+    const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(partial + d), b);
+    _mm256_storeu_ps(state + d, _mm256_fmadd_ps(_mm256_loadu_ps(state + d), a, scaled));
+  }
+}
+
+void finish(const float* state, int head_dim, float* out) {
+  const __m256 scale = _mm256_set1_ps(1.0f / state[1]);
+  for (int d = 0; d < head_dim; d += 8)
+    _mm256_storeu_ps(out + d, _mm256_mul_ps(_mm256_loadu_ps(state + kPartialHead + d), scale));
+}
+
+}  // namespace headwater::avx2_kernels

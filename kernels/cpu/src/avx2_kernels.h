@@ -1,0 +1,15 @@
+// The AVX2 kernels behind the table of isa.h.
+#pragma once
+
+#include "layout.h"
+
+namespace headwater::avx2_kernels {
+
+void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
+            int first_tile, int num_tiles, float* out, float* scratch);
+void unpack_row(const Matrix& w, int row, float* out);
+void attend(const AttendBlock& work);
+void merge(float* state, const float* partial, int head_dim);
+void finish(const float* state, int head_dim, float* out);
+
+}  // namespace headwater::avx2_kernels

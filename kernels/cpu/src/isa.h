@@ -1,0 +1,41 @@
+// The seam between the step and an instruction set: one table of kernels per instruction set.
+//
+// Every row of a kernel is computed by the same sequence of operations however many rows it is
+// called with; that is what makes results independent of batch and chunking. A table that orders
+// its operations differently is another numeric mode and needs a name of its own.
+#pragma once
+
+#include "layout.h"
+
+namespace headwater {
+
+struct Isa {
+  const char* name;
+
+  // out[row][i] = sum over columns of w[first_tile * 8 + i] * x[first_row + row], for
+  // i < num_tiles * 8; out is [num_rows, num_tiles * 8]. `scratch` holds 8 * cols floats.
+  void (*linear)(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
+                 int first_tile, int num_tiles, float* out, float* scratch);
+  // One row of a matrix as floats.
+  void (*unpack_row)(const Matrix& w, int row, float* out);
+
+  // y = x / sqrt(mean(x^2) + eps) * weight; n is a multiple of 8, `size` the divisor of the mean.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int n, int size, float* y);
+  void (*quantise8)(const float* x, int n, Act8* out);  // n a multiple of 32
+  void (*quantise16)(const float* x, int n, Act16* out);
+  void (*silu_mul)(const float* gate, const float* up, int n, float* y);  // n a multiple of 8
+  void (*to_half)(const float* x, int n, uint16_t* out);                  // n a multiple of 8
+
+  void (*attend)(const AttendBlock& work);
+  // Folds the partial of the next key block into `state` (same layout; empty: maximum -inf).
+  void (*merge)(float* state, const float* partial, int head_dim);
+  void (*finish)(const float* state, int head_dim, float* out);
+
+  // The k largest of n logits by falling value, ties by rising id, into best[k].
+  void (*select)(const float* logits, int n, int k, Candidate* best);
+  float (*log_sum_exp)(const float* logits, int n);
+};
+
+const Isa& avx2();
+
+}  // namespace headwater

@@ -1,0 +1,134 @@
+// Repacking of checkpoint weights into tiles of 8 output rows.
+#include "model.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace headwater {
+namespace {
+
+constexpr int kTilesPerItem = 32;
+
+size_t source_row_bytes(WeightType type, int cols) {
+  switch (type) {
+    case WeightType::kF32: return size_t(cols) * 4;
+    case WeightType::kF16:
+    case WeightType::kBF16: return size_t(cols) * 2;
+    case WeightType::kQ8_0: return size_t(cols) / kBlock * 34;
+    case WeightType::kQ4_0: return size_t(cols) / kBlock * 18;
+    case WeightType::kQ4_1: return size_t(cols) / kBlock * 20;
+  }
+  return 0;
+}
+
+// One row of one tile; `lane` is the row's place in it.
+void pack_row(const Matrix& m, const uint8_t* in, int lane, uint8_t* tile) {
+  const int unit_bytes = m.unit_bytes();
+  if (!m.quantised()) {
+    const int size = unit_bytes / kTileRows;
+    for (int c = 0; c < m.cols; ++c)
+      std::memcpy(tile + size_t(c) * unit_bytes + lane * size, in + size_t(c) * size, size);
+    return;
+  }
+  const int scales = m.type == WeightType::kQ4_1 ? 2 : 1;
+  for (int b = 0; b < m.units(); ++b, tile += unit_bytes) {
+    for (int i = 0; i < scales; ++i, in += 2) std::memcpy(tile + 16 * i + 2 * lane, in, 2);
+    uint8_t* quants = tile + 16 * scales;
+    if (m.type == WeightType::kQ8_0) {
+      for (int pair = 0; pair < 16; ++pair, in += 2)
+        std::memcpy(quants + 16 * pair + 2 * lane, in, 2);
+    } else {
+      for (int g = 0; g < 4; ++g, in += 4) std::memcpy(quants + 32 * g + 4 * lane, in, 4);
+    }
+  }
+}
+
+void pack_tiles(const Matrix& m, const uint8_t* source, int first, int last, uint8_t* out) {
+  const size_t row_bytes = source_row_bytes(m.type, m.cols);
+  for (int t = first; t < last; ++t)
+    for (int lane = 0; lane < std::min(kTileRows, m.rows - t * kTileRows); ++lane)
+      pack_row(m, source + row_bytes * (size_t(t) * kTileRows + lane), lane,
+               out + m.tile_bytes() * t);
+}
+
+// A vector as floats, padded with zeros to a multiple of 32; empty where there is none.
+std::vector<float> floats(const SourceWeight& w) {
+  if (!w.data) return {};
+  std::vector<float> out(size_t(w.cols + kBlock - 1) / kBlock * kBlock, 0.0f);
+  for (int i = 0; i < w.cols; ++i) {
+    if (WeightType(w.type) == WeightType::kF32) {
+      std::memcpy(&out[i], w.data + size_t(i) * 4, 4);
+      continue;
+    }
+    uint16_t half;
+    std::memcpy(&half, w.data + size_t(i) * 2, 2);
+    const uint32_t bits = uint32_t(half) << 16;
+    if (WeightType(w.type) == WeightType::kF16)
+      out[i] = _cvtsh_ss(half);
+    else
+      std::memcpy(&out[i], &bits, 4);
+  }
+  return out;
+}
+
+struct Placement {
+  Matrix* matrix;
+  const SourceWeight* source;
+  size_t offset;
+};
+
+}  // namespace
+
+Model::Model(Pool& pool, const Spec& given, const SourceWeight* sources)
+    : spec(given),
+      rope_inv_freq(given.rope_inv_freq, given.rope_inv_freq + given.num_rope),
+      final_norm(floats(sources[1])),
+      layers(given.num_layers) {
+  std::vector<Placement> placements;
+  size_t bytes = 0;
+  const auto place = [&](Matrix& m, const SourceWeight& w) {
+    m = Matrix{WeightType(w.type), w.rows, w.cols, nullptr};
+    placements.push_back({&m, &w, bytes});
+    bytes += (m.tile_bytes() * m.tiles() + 63) / 64 * 64;
+  };
+  place(embedding, sources[0]);
+  const SourceWeight* w = sources + kModelWeights;
+  for (int i = 0; i < given.num_layers; ++i, w += kLayerWeights) {
+    Layer& layer = layers[i];
+    layer.window = given.sliding_window[i];
+    layer.attn_norm = floats(w[0]);
+    place(layer.q, w[1]);
+    place(layer.k, w[2]);
+    place(layer.v, w[3]);
+    place(layer.o, w[4]);
+    layer.mlp_norm = floats(w[5]);
+    place(layer.gate, w[6]);
+    place(layer.up, w[7]);
+    place(layer.down, w[8]);
+    std::vector<float>* const optional[] = {&layer.q_bias, &layer.k_bias, &layer.v_bias,
+                                            &layer.o_bias, &layer.q_norm, &layer.k_norm};
+    for (int j = 0; j < 6; ++j) *optional[j] = floats(w[9 + j]);
+  }
+  if (sources[2].data) place(head, sources[2]);
+
+  arena = Mapping(bytes, true);
+  const auto region = std::make_shared<Region>();
+  for (const Placement& p : placements) {
+    uint8_t* out = arena.data() + p.offset;
+    p.matrix->data = out;
+    const Matrix* m = p.matrix;
+    const uint8_t* source = p.source->data;
+    region->add((m->tiles() + kTilesPerItem - 1) / kTilesPerItem, [=](int item, int) {
+      const int first = item * kTilesPerItem;
+      pack_tiles(*m, source, first, std::min(m->tiles(), first + kTilesPerItem), out);
+    });
+  }
+  pool.run(region);
+  if (!sources[2].data) head = embedding;
+  spec.rope_inv_freq = nullptr;
+  spec.sliding_window = nullptr;
+}
+
+}  // namespace headwater

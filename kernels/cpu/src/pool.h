@@ -1,0 +1,72 @@
+// A thread pool that runs lists of phases.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace headwater {
+
+// Work items without an order among them. Threads claim items one by one, so a thread whose core
+// is busy elsewhere claims fewer.
+struct Phase {
+  Phase(int num_items, std::function<void(int item, int thread)> function)
+      : items(num_items), run(std::move(function)) {}
+
+  const int items;
+  const std::function<void(int item, int thread)> run;
+  alignas(64) std::atomic<int> next{0};
+  alignas(64) std::atomic<int> done{0};
+};
+
+// Phases run one after the other: a phase begins when all items of the one before are done.
+class Region {
+ public:
+  void add(int items, std::function<void(int item, int thread)> run) {
+    if (items > 0) phases_.emplace_back(items, std::move(run));
+  }
+  std::deque<Phase>& phases() { return phases_; }
+
+ private:
+  std::deque<Phase> phases_;
+};
+
+class Pool {
+ public:
+  explicit Pool(int threads);
+  ~Pool();
+
+  int threads() const { return int(workers_.size()) + 1; }
+
+  // Runs the region on all threads, the caller being thread 0; returns when all its items are done.
+  // Nothing waits for a worker that has not claimed an item: one that wakes late finds the phases
+  // done, and holds the region, nothing else, until it has passed them.
+  void run(std::shared_ptr<Region> region);
+
+ private:
+  void stop();
+  void work_loop(int thread);
+  static void work(Region& region, int thread);
+
+  std::vector<std::thread> workers_;
+  std::mutex mutex_;  // guards current_
+  std::shared_ptr<Region> current_;
+  std::atomic<unsigned> epoch_{0};
+  std::atomic<bool> stopping_{false};
+};
+
+// Flushes denormals to zero while it lives; attention weights otherwise hit slow microcode.
+class FlushDenormals {
+ public:
+  FlushDenormals();
+  ~FlushDenormals();
+
+ private:
+  unsigned saved_;
+};
+
+}  // namespace headwater

@@ -1,0 +1,394 @@
+#include "step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attention_plan.h"
+
+namespace headwater {
+namespace {
+
+constexpr int kChunkRows = 128;  // rows of one linear item: their activations stay in the L2 cache
+constexpr int kOutputFloats = 4096;
+
+int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+int ceil_div(int n, int d) { return (n + d - 1) / d; }
+
+// out[row] (+)= w x[row] + bias, out having `stride` floats a row.
+struct Product {
+  const Matrix* w;
+  const float* bias;  // null: none
+  float* out;
+  ptrdiff_t stride;
+  bool add;
+};
+
+class Step {
+ public:
+  Step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
+       const Result& result)
+      : backend_(backend), isa_(backend.isa), model_(model), spec_(model.spec), kv_(kv),
+        batch_(batch), result_(result), ws_(backend.workspace),
+        plan_(batch, spec_), group_(spec_.num_heads / spec_.num_kv_heads),
+        partial_stride_(kPartialHead + spec_.head_dim) {}
+
+  void run() {
+    reserve();
+    add_rows(batch_.num_tokens, [this](int row, int) { embed(row); });
+    for (int i = 0; i < spec_.num_layers; ++i) add_layer(i);
+    add_logits();
+    backend_.pool.run(region_);
+  }
+
+ private:
+  void reserve() {
+    const size_t rows = std::max(batch_.num_tokens, batch_.num_rows);
+    const int attention_cols = spec_.num_heads * spec_.head_dim;
+    hidden_stride_ = round_up(spec_.hidden_size, kBlock);
+    inner_stride_ = round_up(spec_.intermediate_size, kBlock);
+    attention_stride_ = round_up(attention_cols, kBlock);
+    qkv_stride_ = attention_cols + 2 * spec_.num_kv_heads * spec_.head_dim;
+    const int widest = std::max({hidden_stride_, inner_stride_, attention_stride_});
+    ws_.x.reserve(rows * hidden_stride_);
+    ws_.normed.reserve(rows * hidden_stride_);
+    ws_.qkv.reserve(rows * qkv_stride_);
+    ws_.attention.reserve(rows * attention_stride_);
+    ws_.hidden.reserve(rows * inner_stride_);
+    ws_.cosine.reserve(rows * spec_.num_rope);
+    ws_.sine.reserve(rows * spec_.num_rope);
+    ws_.int8.reserve(rows * widest / kBlock);
+    ws_.int16.reserve(rows * widest / kBlock);
+    if (batch_.num_top) ws_.logits.reserve(size_t(batch_.num_rows) * spec_.vocab_size);
+    ws_.partials.reserve(plan_.num_partials * partial_stride_);
+    const int queries = plan_.tile_queries;
+    for (ThreadScratch& scratch : ws_.threads) {
+      scratch.output.reserve(kOutputFloats);
+      scratch.weights.reserve(size_t(widest) * kTileRows);
+      scratch.partials.reserve(size_t(2) * queries * partial_stride_);
+      scratch.best.reserve(batch_.num_top);
+      scratch.queries.resize(queries);
+      scratch.first_key.resize(queries);
+      scratch.last_key.resize(queries);
+    }
+  }
+
+  ActKind kind(const Matrix& w) const {
+    if (backend_.exact || !w.quantised()) return kActF32;
+    return w.four_bit() ? kActInt8 : kActInt16;
+  }
+
+  Acts acts(const Buffer<float>& floats, ptrdiff_t stride) const {
+    return {floats.data(), stride, ws_.int8.data(), ws_.int16.data()};
+  }
+
+  // --- phases ---------------------------------------------------------------------------------
+
+  template <class F>
+  void add_rows(int rows, F run_row) {
+    const int per_item = std::max(1, rows / (backend_.pool.threads() * 4));
+    region_->add(ceil_div(rows, per_item), [=](int item, int thread) {
+      for (int r = item * per_item; r < std::min(rows, (item + 1) * per_item); ++r)
+        run_row(r, thread);
+    });
+  }
+
+  // Weight tiles of one item: enough items for all threads, outputs that fit the scratch.
+  int tiles_per_item(int tiles, int rows) const {
+    const int most = std::max(2, 32 / ceil_div(rows, 4));
+    return std::clamp(tiles / (backend_.pool.threads() * 8) / 2 * 2, 2, most);
+  }
+
+  void add_linear(const Acts& x, int rows, std::vector<Product> products) {
+    int tiles = 0;
+    for (const Product& p : products) tiles += p.w->tiles();
+    const int per_item = tiles_per_item(tiles, rows);
+    int items = 0;
+    for (const Product& p : products) items += ceil_div(p.w->tiles(), per_item);
+    region_->add(items * ceil_div(rows, kChunkRows),
+                 [=, this, products = std::move(products)](int item, int thread) {
+                   const int first_row = item / items * kChunkRows;
+                   int index = item % items;
+                   const Product* p = products.data();
+                   for (int n; index >= (n = ceil_div(p->w->tiles(), per_item)); ++p) index -= n;
+                   const int tile = index * per_item;
+                   product(*p, x, first_row, std::min(kChunkRows, rows - first_row), tile,
+                           std::min(per_item, p->w->tiles() - tile), thread);
+                 });
+  }
+
+  void add_layer(int index) {
+    const Layer& layer = model_.layers[index];
+    const int tokens = batch_.num_tokens;
+    const int heads = spec_.num_heads * spec_.head_dim, kv = spec_.num_kv_heads * spec_.head_dim;
+    float* qkv = ws_.qkv.data();
+    const auto bias = [](const std::vector<float>& b) { return b.empty() ? nullptr : b.data(); };
+
+    const int qkv_kinds = kind(layer.q) | kind(layer.k) | kind(layer.v);
+    add_rows(tokens, [this, &layer, qkv_kinds](int row, int) {
+      norm(row, row, layer.attn_norm, qkv_kinds);
+    });
+    add_linear(acts(ws_.normed, hidden_stride_), tokens,
+               {{&layer.q, bias(layer.q_bias), qkv, qkv_stride_, false},
+                {&layer.k, bias(layer.k_bias), qkv + heads, qkv_stride_, false},
+                {&layer.v, bias(layer.v_bias), qkv + heads + kv, qkv_stride_, false}});
+    add_rows(tokens, [this, index](int row, int) { position(index, row); });
+    region_->add(int(plan_.items.size()),
+                 [this, index](int item, int thread) { attend(index, plan_.items[item], thread); });
+    add_rows(tokens, [this, &layer](int row, int thread) { gather(row, kind(layer.o), thread); });
+    add_linear(acts(ws_.attention, attention_stride_), tokens,
+               {{&layer.o, bias(layer.o_bias), ws_.x.data(), hidden_stride_, true}});
+
+    const int mlp_kinds = kind(layer.gate) | kind(layer.up);
+    add_rows(tokens, [this, &layer, mlp_kinds](int row, int) {
+      norm(row, row, layer.mlp_norm, mlp_kinds);
+    });
+    add_gated(layer);
+    add_rows(tokens, [this, &layer](int row, int) {
+      quantise(ws_.hidden.data() + size_t(row) * inner_stride_, row, inner_stride_,
+               kind(layer.down));
+    });
+    add_linear(acts(ws_.hidden, inner_stride_), tokens,
+               {{&layer.down, nullptr, ws_.x.data(), hidden_stride_, true}});
+  }
+
+  // hidden = silu(gate x) * (up x)
+  void add_gated(const Layer& layer) {
+    const int rows = batch_.num_tokens, tiles = layer.gate.tiles();
+    const int per_item = tiles_per_item(tiles, rows);
+    const int items = ceil_div(tiles, per_item);
+    region_->add(items * ceil_div(rows, kChunkRows), [=, this, &layer](int item, int thread) {
+      const int first_row = item / items * kChunkRows;
+      const int tile = item % items * per_item;
+      gated(layer, first_row, std::min(kChunkRows, rows - first_row), tile,
+            std::min(per_item, tiles - tile), thread);
+    });
+  }
+
+  void add_logits() {
+    const int rows = batch_.num_rows;
+    add_rows(rows, [this](int row, int) {
+      norm(batch_.logit_rows[row], row, model_.final_norm, kind(model_.head));
+    });
+    float* logits = batch_.num_top ? ws_.logits.data() : result_.full;
+    if (rows)
+      add_linear(acts(ws_.normed, hidden_stride_), rows,
+                 {{&model_.head, nullptr, logits, spec_.vocab_size, false}});
+    if (batch_.num_top) add_rows(rows, [this](int row, int thread) { select(row, thread); });
+  }
+
+  // --- items ----------------------------------------------------------------------------------
+
+  void embed(int row) {
+    float* x = ws_.x.data() + size_t(row) * hidden_stride_;
+    isa_.unpack_row(model_.embedding, batch_.token_ids[row], x);
+    std::fill(x + spec_.hidden_size, x + hidden_stride_, 0.0f);
+    const size_t attention_cols = size_t(spec_.num_heads) * spec_.head_dim;
+    float* attention = ws_.attention.data() + size_t(row) * attention_stride_;
+    std::fill(attention + attention_cols, attention + attention_stride_, 0.0f);
+    float* hidden = ws_.hidden.data() + size_t(row) * inner_stride_;
+    std::fill(hidden + spec_.intermediate_size, hidden + inner_stride_, 0.0f);
+    for (int i = 0; i < spec_.num_rope; ++i) {
+      const double angle = batch_.positions[row] * model_.rope_inv_freq[i];
+      ws_.cosine.data()[size_t(row) * spec_.num_rope + i] =
+          float(std::cos(angle) * spec_.rope_scale);
+      ws_.sine.data()[size_t(row) * spec_.num_rope + i] = float(std::sin(angle) * spec_.rope_scale);
+    }
+  }
+
+  void quantise(const float* x, int row, int cols, int kinds) {
+    const size_t block = size_t(row) * (cols / kBlock);
+    if (kinds & kActInt8) isa_.quantise8(x, cols, ws_.int8.data() + block);
+    if (kinds & kActInt16) isa_.quantise16(x, cols, ws_.int16.data() + block);
+  }
+
+  void norm(int from, int to, const std::vector<float>& weight, int kinds) {
+    float* y = ws_.normed.data() + size_t(to) * hidden_stride_;
+    isa_.rms_norm(ws_.x.data() + size_t(from) * hidden_stride_, weight.data(), spec_.norm_eps,
+                  hidden_stride_, spec_.hidden_size, y);
+    quantise(y, to, hidden_stride_, kinds);
+  }
+
+  void product(const Product& p, const Acts& x, int first_row, int num_rows, int first_tile,
+               int num_tiles, int thread) {
+    ThreadScratch& scratch = ws_.threads[thread];
+    float* y = scratch.output.data();
+    isa_.linear(*p.w, kind(*p.w), x, first_row, num_rows, first_tile, num_tiles, y,
+                scratch.weights.data());
+    const int column = first_tile * kTileRows;
+    const int cols = std::min(num_tiles * kTileRows, p.w->rows - column);
+    for (int r = 0; r < num_rows; ++r, y += num_tiles * kTileRows) {
+      float* out = p.out + (first_row + r) * p.stride + column;
+      if (p.bias)
+        for (int c = 0; c < cols; ++c) y[c] += p.bias[column + c];
+      if (p.add)
+        for (int c = 0; c < cols; ++c) out[c] += y[c];
+      else
+        std::copy(y, y + cols, out);
+    }
+  }
+
+  void gated(const Layer& layer, int first_row, int num_rows, int first_tile, int num_tiles,
+             int thread) {
+    ThreadScratch& scratch = ws_.threads[thread];
+    const Acts x = acts(ws_.normed, hidden_stride_);
+    const int width = num_tiles * kTileRows;
+    float* gate = scratch.output.data();
+    float* up = gate + num_rows * width;
+    isa_.linear(layer.gate, kind(layer.gate), x, first_row, num_rows, first_tile, num_tiles, gate,
+                scratch.weights.data());
+    isa_.linear(layer.up, kind(layer.up), x, first_row, num_rows, first_tile, num_tiles, up,
+                scratch.weights.data());
+    isa_.silu_mul(gate, up, num_rows * width, gate);
+    const int column = first_tile * kTileRows;
+    const int cols = std::min(width, spec_.intermediate_size - column);
+    for (int r = 0; r < num_rows; ++r, gate += width)
+      std::copy(gate, gate + cols,
+                ws_.hidden.data() + size_t(first_row + r) * inner_stride_ + column);
+  }
+
+  // Norm and rotation of one head's query or key.
+  void rotate(float* x, const std::vector<float>& norm_weight, int row) {
+    if (!norm_weight.empty())
+      isa_.rms_norm(x, norm_weight.data(), spec_.norm_eps, spec_.head_dim, spec_.head_dim, x);
+    const int half = spec_.num_rope;
+    const float* cosine = ws_.cosine.data() + size_t(row) * half;
+    const float* sine = ws_.sine.data() + size_t(row) * half;
+    for (int i = 0; i < half; ++i) {
+      const float a = x[i], b = x[i + half];
+      x[i] = a * cosine[i] - b * sine[i];
+      x[i + half] = b * cosine[i] + a * sine[i];
+    }
+  }
+
+  // Rotates a token's queries and key, and writes its key and value to their slot.
+  void position(int index, int row) {
+    const Layer& layer = model_.layers[index];
+    const PageShape& shape = kv_.shape;
+    const int dim = spec_.head_dim;
+    const float scale = 1.0f / std::sqrt(float(dim));
+    float* q = ws_.qkv.data() + size_t(row) * qkv_stride_;
+    for (int h = 0; h < spec_.num_heads; ++h, q += dim) {
+      rotate(q, layer.q_norm, row);
+      for (int d = 0; d < dim; ++d) q[d] *= scale;
+    }
+    const int slot = batch_.slot_mapping[row];
+    if (slot < 0) return;
+    float* k = q;
+    const float* v = k + spec_.num_kv_heads * dim;
+    const int offset = slot % shape.page_size, lanes = shape.key_lanes();
+    uint16_t* out = kv_.page(slot / shape.page_size) + shape.layer_elems() * index;
+    for (int h = 0; h < spec_.num_kv_heads; ++h, k += dim, v += dim, out += shape.head_elems()) {
+      rotate(k, layer.k_norm, row);
+      for (int d = 0; d < dim; d += 8) {
+        uint16_t half[8];
+        isa_.to_half(k + d, 8, half);
+        for (int i = 0; i < 8; ++i) out[size_t(d + i) * lanes + offset] = half[i];
+      }
+      isa_.to_half(v, dim, out + shape.key_elems() + size_t(offset) * dim);
+    }
+  }
+
+  void attend(int index, const AttendItem& item, int thread) {
+    ThreadScratch& scratch = ws_.threads[thread];
+    const QueryTile& tile = plan_.tiles[item.tile];
+    const int rows = tile.num_tokens * group_, window = model_.layers[index].window;
+    for (int t = 0; t < tile.num_tokens; ++t) {
+      const int token = tile.first_token + t, position = batch_.positions[token];
+      for (int g = 0; g < group_; ++g) {
+        const int r = t * group_ + g;
+        scratch.queries[r] = ws_.qkv.data() + size_t(token) * qkv_stride_ +
+                             size_t(item.kv_head * group_ + g) * spec_.head_dim;
+        scratch.first_key[r] = window ? std::max(0, position - window + 1) : 0;
+        scratch.last_key[r] = position;
+      }
+    }
+    const PageShape& shape = kv_.shape;
+    AttendBlock work{scratch.queries.data(), scratch.first_key.data(), scratch.last_key.data(),
+                     rows, item.block,
+                     kv_.page(0) + shape.layer_elems() * index + shape.head_elems() * item.kv_head,
+                     shape.page_elems(), batch_.page_table + size_t(tile.seq) * batch_.max_pages,
+                     shape, scratch.partials.data()};
+    if (tile.partials >= 0) {
+      work.partials = block_partials(tile, item.kv_head, item.block);
+      isa_.attend(work);
+      return;
+    }
+    float* states = scratch.partials.data() + size_t(rows) * partial_stride_;
+    for (int r = 0; r < rows; ++r) clear(states + size_t(r) * partial_stride_);
+    const int first_block = scratch.first_key[0] / kKeyBlock;
+    for (work.block = first_block; work.block < tile.num_blocks; ++work.block) {
+      isa_.attend(work);
+      for (int r = 0; r < rows; ++r)
+        isa_.merge(states + size_t(r) * partial_stride_,
+                   work.partials + size_t(r) * partial_stride_, spec_.head_dim);
+    }
+    for (int r = 0; r < rows; ++r)
+      isa_.finish(states + size_t(r) * partial_stride_, spec_.head_dim,
+                  head_output(tile.first_token + r / group_, item.kv_head * group_ + r % group_));
+  }
+
+  // Merges a token's key blocks where they were computed apart, and quantises its attention output.
+  void gather(int row, int kinds, int thread) {
+    const QueryTile& tile = plan_.tiles[plan_.token_tile[row]];
+    float* state = ws_.threads[thread].partials.data();
+    for (int h = 0; tile.partials >= 0 && h < spec_.num_heads; ++h) {
+      const int r = (row - tile.first_token) * group_ + h % group_;
+      clear(state);
+      for (int b = 0; b < tile.num_blocks; ++b)
+        isa_.merge(state, block_partials(tile, h / group_, b) + size_t(r) * partial_stride_,
+                   spec_.head_dim);
+      isa_.finish(state, spec_.head_dim, head_output(row, h));
+    }
+    quantise(ws_.attention.data() + size_t(row) * attention_stride_, row, attention_stride_, kinds);
+  }
+
+  void select(int row, int thread) {
+    const float* logits = ws_.logits.data() + size_t(row) * spec_.vocab_size;
+    Candidate* best = ws_.threads[thread].best.data();
+    isa_.select(logits, spec_.vocab_size, batch_.num_top, best);
+    for (int i = 0; i < batch_.num_top; ++i) {
+      result_.top_ids[size_t(row) * batch_.num_top + i] = best[i].id;
+      result_.top_logits[size_t(row) * batch_.num_top + i] = best[i].logit;
+    }
+    result_.logsumexp[row] = isa_.log_sum_exp(logits, spec_.vocab_size);
+  }
+
+  void clear(float* state) const {
+    std::fill(state, state + partial_stride_, 0.0f);
+    state[0] = -std::numeric_limits<float>::infinity();
+  }
+  float* block_partials(const QueryTile& tile, int kv_head, int block) const {
+    const size_t index = size_t(kv_head) * tile.num_blocks + block;
+    return ws_.partials.data() +
+           (tile.partials + index * tile.num_tokens * group_) * partial_stride_;
+  }
+  float* head_output(int token, int head) const {
+    return ws_.attention.data() + size_t(token) * attention_stride_ +
+           size_t(head) * spec_.head_dim;
+  }
+
+  Backend& backend_;
+  const Isa& isa_;
+  const Model& model_;
+  const Spec& spec_;
+  const KVPool& kv_;
+  const Batch& batch_;
+  const Result& result_;
+  Workspace& ws_;
+  const AttentionPlan plan_;
+  const int group_;
+  const int partial_stride_;
+  int hidden_stride_ = 0, inner_stride_ = 0, attention_stride_ = 0, qkv_stride_ = 0;
+  std::shared_ptr<Region> region_ = std::make_shared<Region>();
+};
+
+}  // namespace
+
+void step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
+          const Result& result) {
+  Step(backend, model, kv, batch, result).run();
+}
+
+}  // namespace headwater

@@ -1,0 +1,80 @@
+// One forward step of a decoder over a batch.
+#pragma once
+
+#include <vector>
+
+#include "isa.h"
+#include "memory.h"
+#include "model.h"
+#include "pool.h"
+
+namespace headwater {
+
+struct KVPool {
+  PageShape shape;
+  int num_pages;
+  Mapping memory;
+
+  uint16_t* page(int id) const {
+    return reinterpret_cast<uint16_t*>(memory.data()) + shape.page_elems() * id;
+  }
+};
+
+// The C ABI's batch (kernels/contract.py, ForwardBatch), checked by the caller.
+struct Batch {
+  int32_t num_tokens;
+  int32_t num_seqs;
+  int32_t max_pages;
+  int32_t num_rows;
+  int32_t num_top;
+  int32_t reserved;
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int32_t* cu_seqlens_q;
+  const int32_t* seq_lens;
+  const int32_t* page_table;
+  const int32_t* slot_mapping;
+  const int32_t* logit_rows;
+};
+
+struct Result {
+  float* full;  // [num_rows, vocab] where num_top is 0, else null
+  int32_t* top_ids;
+  float* top_logits;
+  float* logsumexp;
+};
+
+// What one thread needs for an item.
+struct ThreadScratch {
+  Buffer<float> output;  // of a linear item
+  Buffer<float> weights;  // an unpacked tile
+  Buffer<float> partials;
+  Buffer<Candidate> best;
+  std::vector<const float*> queries;
+  std::vector<int> first_key, last_key;
+};
+
+// Memory of steps, kept between them.
+struct Workspace {
+  Buffer<float> x, normed, qkv, attention, hidden, cosine, sine, partials, logits;
+  Buffer<Act8> int8;
+  Buffer<Act16> int16;
+  std::vector<ThreadScratch> threads;
+};
+
+struct Backend {
+  Backend(int num_threads, bool exact_mode) : isa(avx2()), pool(num_threads), exact(exact_mode) {
+    workspace.threads = std::vector<ThreadScratch>(num_threads);
+  }
+
+  const Isa& isa;
+  Pool pool;
+  const bool exact;
+  Workspace workspace;
+};
+
+// Throws std::bad_alloc before anything is written.
+void step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
+          const Result& result);
+
+}  // namespace headwater

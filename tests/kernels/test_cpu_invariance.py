@@ -1,0 +1,176 @@
+"""A row's logits never depend on chunking, batch, pages or threads: equality, bit for bit."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kernels.contract import Float32Array, ForwardBatch, KVDType, PrefixGroup, WeightType
+from kernels.cpu.backend import CpuBackend, CpuKVPool, CpuModel
+from kernels.random_weights import random_weights
+from tests.kernels.small_decoder import SPEC as SMALL
+from tests.kernels.stepping import kv_layout, make_batch
+
+# Several key blocks of 256, a window that begins inside a block, and all kinds of products.
+SPEC = replace(SMALL, num_layers=3, sliding_window=(0, 100, 300))
+TOKENS = np.random.default_rng(8).integers(0, SPEC.vocab_size, 560).tolist()
+PAGE_SIZE = 16
+NUM_PAGES = 40
+TYPES = {
+    "k": WeightType.Q8_0,
+    "v": WeightType.Q4_0,
+    "o": WeightType.BF16,
+    "up": WeightType.F16,
+    "embedding": WeightType.Q8_0,
+}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[CpuBackend]:
+    backend = CpuBackend(threads=2)
+    yield backend
+    backend.close()
+
+
+def load(backend: CpuBackend) -> CpuModel:
+    rng = np.random.default_rng(4)
+    return backend.load(
+        SPEC, random_weights(SPEC, rng, lambda name: TYPES.get(name, WeightType.Q4_1))
+    )
+
+
+@pytest.fixture(scope="module")
+def model(backend: CpuBackend) -> CpuModel:
+    return load(backend)
+
+
+def full(backend: CpuBackend, model: CpuModel, kv: CpuKVPool, batch: ForwardBatch) -> Float32Array:
+    logits = backend.step(model, kv, batch).full
+    assert logits is not None
+    return logits
+
+
+def in_chunks(
+    backend: CpuBackend,
+    model: CpuModel,
+    chunk: int,
+    pages: Sequence[int] = range(NUM_PAGES),
+) -> Float32Array:
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), NUM_PAGES)
+    rows = [
+        full(backend, model, kv, make_batch([(TOKENS[at : at + chunk], at, pages)], PAGE_SIZE))
+        for at in range(0, len(TOKENS), chunk)
+    ]
+    return np.concatenate(rows)
+
+
+@pytest.fixture(scope="module")
+def whole(backend: CpuBackend, model: CpuModel) -> Float32Array:
+    logits = in_chunks(backend, model, len(TOKENS))
+    assert np.isfinite(logits).all()
+    return logits
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64, 129])
+def test_chunking(chunk: int, backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+    """Chunks of 1 are decode: it equals prefill."""
+    np.testing.assert_array_equal(in_chunks(backend, model, chunk), whole)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_threads(exact: bool, model: CpuModel, whole: Float32Array) -> None:
+    results = []
+    for threads in (1, 2, 3):
+        backend = CpuBackend(threads, exact)
+        results.append(in_chunks(backend, load(backend), 200))
+        backend.close()
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+    assert np.array_equal(results[0], whole) is not exact
+
+
+def test_more_threads_than_cores_over_many_steps(whole: Float32Array) -> None:
+    """Workers that wake late find a step done, or the next one begun."""
+    backend = CpuBackend(threads=8)
+    model = load(backend)
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), 1)
+    batch = make_batch([(TOKENS[:9], 0, [0])], PAGE_SIZE)
+    for _ in range(200):
+        np.testing.assert_array_equal(full(backend, model, kv, batch), whole[:9])
+    backend.close()
+
+
+def test_page_ids(backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+    pages = np.random.default_rng(1).permutation(NUM_PAGES).tolist()
+    np.testing.assert_array_equal(in_chunks(backend, model, 250, pages), whole)
+
+
+@pytest.mark.parametrize("place", [0, 3, 5])
+def test_neighbours(place: int, backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+    """A decode and a chunk among other sequences of all lengths are what they are alone."""
+    rng = np.random.default_rng(place)
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), 5 * NUM_PAGES)
+    pages = range(NUM_PAGES)
+    full(backend, model, kv, make_batch([(TOKENS[:400], 0, pages)], PAGE_SIZE))
+    for start, length in ((400, 1), (401, 140)):
+        parts = [
+            (rng.integers(0, SPEC.vocab_size, n).tolist(), 0, range(first, first + 10))
+            for n, first in ((1, 50), (33, 60), (2, 70), (160, 80), (1, 90))
+        ]
+        parts.insert(place, (TOKENS[start : start + length], start, pages))
+        before = sum(len(ids) for ids, _, _ in parts[:place])
+        logits = full(backend, model, kv, make_batch(parts, PAGE_SIZE))
+        np.testing.assert_array_equal(
+            logits[before : before + length], whole[start : start + length]
+        )
+
+
+def test_shared_pages_and_groups(backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+    """Eight decodes over the same pages, each from a copy of the last page, with and without the
+    hint."""
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), NUM_PAGES + 8)
+    prompt = 401
+    full(backend, model, kv, make_batch([(TOKENS[:prompt], 0, range(NUM_PAGES))], PAGE_SIZE))
+    shared = prompt // PAGE_SIZE
+    own = np.arange(NUM_PAGES, NUM_PAGES + 8, dtype=np.int32)
+    backend.copy_pages(kv, np.full(8, shared, dtype=np.int32), own)
+    parts = [(TOKENS[prompt : prompt + 1], prompt, [*range(shared), int(page)]) for page in own]
+    batch = make_batch(parts, PAGE_SIZE)
+    hinted = replace(batch, groups=(PrefixGroup(tuple(range(8)), shared),))
+    for one in (batch, hinted):
+        np.testing.assert_array_equal(
+            full(backend, model, kv, one), np.repeat(whole[prompt : prompt + 1], 8, axis=0)
+        )
+
+
+def test_recomputed_last_token(backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+    """Slot -1: the token's key and value are read from the page, which stays as it is."""
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), NUM_PAGES)
+    count = 300
+    full(backend, model, kv, make_batch([(TOKENS[:count], 0, range(NUM_PAGES))], PAGE_SIZE))
+    before = [backend.export_page(kv, page) for page in range(NUM_PAGES)]
+    last = make_batch([(TOKENS[count - 1 : count], count - 1, range(NUM_PAGES))], PAGE_SIZE)
+    batch = replace(last, slot_mapping=np.array([-1], dtype=np.int32))
+    np.testing.assert_array_equal(full(backend, model, kv, batch), whole[count - 1 : count])
+    assert [backend.export_page(kv, page) for page in range(NUM_PAGES)] == before
+
+
+@pytest.mark.parametrize("num_top", [1, 5, 64, 133])
+def test_top_logits_are_those_of_the_full_row(
+    num_top: int, backend: CpuBackend, model: CpuModel, whole: Float32Array
+) -> None:
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), NUM_PAGES)
+    rows = [0, 17, 559, 17]
+    batch = make_batch([(TOKENS, 0, range(NUM_PAGES))], PAGE_SIZE, logit_rows=rows, num_top=num_top)
+    result = backend.step(model, kv, batch)
+    expected = whole[rows]
+    order = np.argsort(-expected, axis=1, kind="stable")[:, :num_top]
+    assert result.full is None
+    assert result.logsumexp is not None
+    np.testing.assert_array_equal(result.top_ids, order)
+    np.testing.assert_array_equal(result.top_logits, np.take_along_axis(expected, order, axis=1))
+    wide = expected.astype(np.float64)
+    np.testing.assert_allclose(
+        result.logsumexp, np.log(np.exp(wide).sum(axis=1)), rtol=2e-6, atol=2e-6
+    )

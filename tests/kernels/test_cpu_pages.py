@@ -1,0 +1,147 @@
+"""Pages of the CPU backend: logical order, copies, ties, and what is refused."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.contract import ContractError, Float32Array, KVDType, KVLayout, Weight, WeightType
+from kernels.cpu.backend import CpuBackend, CpuKVPool, CpuModel
+from kernels.random_weights import random_weights
+from kernels.reference import ReferenceBackend
+from tests.kernels.small_decoder import SPEC, all_of
+from tests.kernels.stepping import kv_layout, make_batch
+
+LAYOUT = kv_layout(SPEC, 16, KVDType.F16)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[CpuBackend]:
+    backend = CpuBackend(threads=1, exact=True)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def model(backend: CpuBackend) -> CpuModel:
+    return backend.load(
+        SPEC, random_weights(SPEC, np.random.default_rng(0), all_of(WeightType.F32))
+    )
+
+
+def filled(backend: CpuBackend, layout: KVLayout, num_pages: int) -> tuple[CpuKVPool, list[bytes]]:
+    rng = np.random.default_rng(num_pages)
+    pages = [rng.bytes(layout.page_bytes) for _ in range(num_pages)]
+    kv = backend.alloc_kv(layout, num_pages)
+    for page, data in enumerate(pages):
+        backend.import_page(kv, page, data)
+    return kv, pages
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 8, 16, 32])
+def test_export_returns_what_was_imported(backend: CpuBackend, page_size: int) -> None:
+    kv, pages = filled(backend, replace(LAYOUT, page_size=page_size), 3)
+    assert [backend.export_page(kv, page) for page in range(3)] == pages
+
+
+def test_copy_pages(backend: CpuBackend) -> None:
+    kv, pages = filled(backend, LAYOUT, 5)
+    backend.copy_pages(kv, np.array([0, 3], dtype=np.int32), np.array([4, 1], dtype=np.int32))
+    got = [backend.export_page(kv, page) for page in range(5)]
+    assert got == [pages[0], pages[3], pages[2], pages[3], pages[0]]
+
+
+def test_logical_order_is_the_reference_backends(backend: CpuBackend, model: CpuModel) -> None:
+    """What a step wrote is exported as the reference exports it, within float16 rounding; slots
+    without a token stay as they were."""
+    batch = make_batch([(list(range(21)), 0, [2, 0])], 16)
+
+    def written(one: Any, loaded: Any) -> Float32Array:
+        kv = one.alloc_kv(LAYOUT, 3)
+        for page in range(3):
+            one.import_page(kv, page, b"\x01" * LAYOUT.page_bytes)
+        one.step(loaded, kv, batch)
+        pages = b"".join(one.export_page(kv, page) for page in range(3))
+        return np.frombuffer(pages, dtype=np.float16).astype(np.float32)
+
+    reference = ReferenceBackend(threads=1)
+    weights = random_weights(SPEC, np.random.default_rng(0), all_of(WeightType.F32))
+    expected = written(reference, reference.load(SPEC, weights))
+    np.testing.assert_allclose(written(backend, model), expected, rtol=2e-3, atol=1e-4)
+
+
+def test_pages_outside_the_table_are_untouched(backend: CpuBackend, model: CpuModel) -> None:
+    kv, pages = filled(backend, LAYOUT, 6)
+    backend.step(model, kv, make_batch([(list(range(40)), 0, [4, 1, 3])], 16))
+    assert [backend.export_page(kv, page) for page in (0, 2, 5)] == [pages[0], pages[2], pages[5]]
+
+
+def test_ties_go_to_the_lower_id(backend: CpuBackend) -> None:
+    weights = random_weights(SPEC, np.random.default_rng(0), all_of(WeightType.F32))
+    rows = weights.embedding.data.copy()
+    rows[:] = rows[7]
+    embedding = Weight("embedding", WeightType.F32, weights.embedding.shape, rows)
+    model = backend.load(SPEC, replace(weights, embedding=embedding))
+    kv = backend.alloc_kv(LAYOUT, 1)
+    result = backend.step(model, kv, make_batch([([5], 0, [0])], 16, num_top=20))
+    assert result.top_ids is not None
+    assert result.top_ids.tolist() == [list(range(20))]
+
+
+def test_no_tokens(backend: CpuBackend, model: CpuModel) -> None:
+    kv = backend.alloc_kv(LAYOUT, 1)
+    batch = replace(
+        make_batch([([5], 0, [0])], 16, logit_rows=()),
+        token_ids=np.empty(0, dtype=np.int32),
+        positions=np.empty(0, dtype=np.int32),
+        slot_mapping=np.empty(0, dtype=np.int32),
+        cu_seqlens_q=np.zeros(1, dtype=np.int32),
+        seq_lens=np.empty(0, dtype=np.int32),
+        page_table=np.empty((0, 1), dtype=np.int32),
+    )
+    logits = backend.step(model, kv, batch).full
+    assert logits is not None
+    assert logits.shape == (0, SPEC.vocab_size)
+
+
+def test_a_refused_batch_writes_nothing(backend: CpuBackend, model: CpuModel) -> None:
+    kv, pages = filled(backend, LAYOUT, 2)
+    batch = make_batch([([5, SPEC.vocab_size], 0, [0])], 16)
+    with pytest.raises(ContractError, match="token_ids"):
+        backend.step(model, kv, batch)
+    assert [backend.export_page(kv, page) for page in range(2)] == pages
+
+
+def test_refusals_name_the_argument(backend: CpuBackend, model: CpuModel) -> None:
+    kv = backend.alloc_kv(LAYOUT, 2)
+    other = backend.alloc_kv(replace(LAYOUT, num_layers=1), 2)
+    one, two = np.array([1], dtype=np.int32), np.array([2], dtype=np.int32)
+    weights = random_weights(SPEC, np.random.default_rng(0), all_of(WeightType.Q4_1))
+    block_vector = Weight("final_norm", WeightType.Q8_0, (96,), np.zeros((1, 102), np.uint8))
+    with pytest.raises(ContractError, match="kv has pages"):
+        backend.step(model, other, make_batch([([5], 0, [0])], 16))
+    with pytest.raises(ContractError, match="dst has a page outside"):
+        backend.copy_pages(kv, one, two)
+    with pytest.raises(ContractError, match="src and dst"):
+        backend.copy_pages(kv, one, one)
+    with pytest.raises(ContractError, match="page 2 is outside"):
+        backend.export_page(kv, 2)
+    with pytest.raises(ContractError, match="data has 3 bytes"):
+        backend.import_page(kv, 1, b"abc")
+    with pytest.raises(ContractError, match="f16, not f32"):
+        backend.alloc_kv(replace(LAYOUT, dtype=KVDType.F32), 2)
+    with pytest.raises(ContractError, match="head_dim 12"):
+        backend.alloc_kv(replace(LAYOUT, head_dim=12), 2)
+    with pytest.raises(ContractError, match="final_norm: a vector in q8_0"):
+        backend.load(SPEC, replace(weights, final_norm=block_vector))
+    with pytest.raises(ContractError, match="head_dim 12"):
+        backend.load(replace(SPEC, head_dim=12, rope_inv_freq=()), weights)
+    with pytest.raises(ContractError, match="threads is -1"):
+        CpuBackend(threads=-1)
+
+
+def test_no_memory(backend: CpuBackend) -> None:
+    with pytest.raises(MemoryError, match="pages of"):
+        backend.alloc_kv(replace(LAYOUT, num_layers=2**20), 2**30)
