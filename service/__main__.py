@@ -89,6 +89,7 @@ async def _start(settings: Settings, path: Path) -> tuple[EngineClient, TextAsse
         raise StartError(str(error)) from error
     finally:
         await asyncio.wait([text])
+        text.exception()  # the engine says the same of a broken model, and is heard first
     try:
         return engine, text.result()
     except (ValueError, OSError) as error:

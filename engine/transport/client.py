@@ -279,6 +279,8 @@ class EngineClient:
 
     def _on_end(self, reason: str) -> None:
         self._end_reason = reason
+        if self._started.done() and not self._draining:
+            _log.error("%s; every request is refused until the server is started again", reason)
         if self._writing:
             self._loop.remove_writer(self._socket)
         self._ended.set_result(None)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 MAX_JSON_DEPTH = 64
 
-_PATH = re.compile(r" - at `(?:key in )?`?\$\.?(.*?)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _BOUND = re.compile(r"Expected `(\w+)` (of length )?([<>]=?) (.+)")
 _BOUND_WORDS = {"<=": "at most", ">=": "at least", "<": "below", ">": "above"}

@@ -12,7 +12,7 @@ from engine.text import TextAssets
 from service.conversation import Conversation, JSONValue
 from service.errors import ApiError, invalid
 from service.prompts.messages import template_messages
-from service.prompts.template import ChatTemplate
+from service.prompts.template import ChatTemplate, OutputTooLong
 
 _NUM_WORKERS: Final = 2
 _MAX_NFC_SHRINK: Final = 3
@@ -60,14 +60,12 @@ class PromptRenderer:
         the answer) and for one of none. A prompt that cannot fit is refused before it is
         tokenised.
         """
-        return await to_thread.run_sync(
-            self._render, conversation, abandon_on_cancel=True, limiter=self._limiter
-        )
+        return await to_thread.run_sync(self._render, conversation, limiter=self._limiter)
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
         """Token ids of a text, of any length. Raises ApiError (400) where it is not Unicode."""
         return await to_thread.run_sync(
-            self._encode, text, add_special_tokens, abandon_on_cancel=True, limiter=self._limiter
+            self._encode, text, add_special_tokens, limiter=self._limiter
         )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -75,9 +73,7 @@ class PromptRenderer:
 
         Raises ApiError (400, param "tokens") for an id outside the vocabulary.
         """
-        return await to_thread.run_sync(
-            self._decode, token_ids, abandon_on_cancel=True, limiter=self._limiter
-        )
+        return await to_thread.run_sync(self._decode, token_ids, limiter=self._limiter)
 
     def _render(self, conversation: Conversation) -> RenderedPrompt:
         text = self._render_text(conversation)
@@ -111,7 +107,10 @@ class PromptRenderer:
             raise invalid("chat_template_kwargs", f"{taken[0]!r} is set by the server.")
         variables.update(conversation.template_kwargs)
         max_characters = 2 * self._max_context * self._max_token_bytes
-        text = template.render(variables, max_characters)
+        try:
+            text = template.render(variables, max_characters)
+        except OutputTooLong as error:
+            raise self._too_long(f"at least {2 * self._max_context}") from error
         return _left_open(text) if conversation.continue_final else text
 
     def _encode(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:

@@ -27,6 +27,10 @@ MAX_RENDER_S: Final = 10.0
 _MAX_REASON: Final = 500
 
 
+class OutputTooLong(Exception):
+    """The template puts out more than it may: the prompt cannot fit the context."""
+
+
 class ChatTemplate:
     """One model's template. Threads may render at the same time.
 
@@ -58,8 +62,8 @@ class ChatTemplate:
     def render(self, variables: Mapping[str, JSONValue], max_characters: int) -> str:
         """The prompt's text.
 
-        Raises ApiError (400, param "messages") when the template refuses the variables or fails on
-        them, puts out more than `max_characters`, or takes longer than MAX_RENDER_S.
+        Raises ApiError (400, param "messages") when the template refuses the variables, fails on
+        them or takes longer than MAX_RENDER_S; OutputTooLong beyond `max_characters`.
         """
         deadline = time.monotonic() + MAX_RENDER_S
         pieces: list[str] = []
@@ -68,7 +72,7 @@ class ChatTemplate:
             pieces.append(piece)
             num_characters += len(piece)
             if num_characters > max_characters:
-                raise _refused(f"its output exceeds {max_characters} characters")
+                raise OutputTooLong
             if time.monotonic() > deadline:
                 raise _refused(f"it takes longer than {MAX_RENDER_S:g} s")
         return "".join(pieces)

@@ -108,6 +108,22 @@ def test_cold_warm_batched_and_forked(core: Core, prompts: list[list[int]]) -> N
         assert run(core, [tokens])[0][:2] == result[:2]
 
 
+def test_a_prompt_of_several_key_blocks(core: Core, prompts: list[list[int]]) -> None:
+    """Beyond 256 keys attention merges blocks: whole, from partial prefixes, and beside others."""
+    long = (prompts[1] + prompts[0] + prompts[2]) * 2
+    assert 300 < len(long) < PAGES * 16 - 40
+    [expected] = run(core, [long])
+    for cut in (100, 255, 256, 257, 290):
+        core.flush()
+        run(core, [long[:cut]])
+        [(tokens, logprobs, cached)] = run(core, [long])
+        assert cached >= cut
+        assert (tokens, logprobs) == expected[:2]
+    core.flush()
+    beside = run(core, [prompts[0][:40], long])
+    assert beside[1][:2] == expected[:2]
+
+
 def test_chunked(core: Core, prompts: list[list[int]]) -> None:
     """A stream that decodes cuts the others' prefill into smaller chunks."""
     [expected] = run(core, [prompts[1]])
@@ -135,5 +151,6 @@ def test_preempted(core: Core, prompts: list[list[int]]) -> None:
     wanted = [[1 + index, *tokens] for index, tokens in enumerate(prompts)]
     together = run(core, wanted, longer)
     assert core.stats().num_preemptions > 0
-    core.flush()
-    assert run(core, wanted[2:], longer) == together[2:]
+    for tokens, result in zip(wanted, together, strict=True):
+        core.flush()
+        assert run(core, [tokens], longer)[0][:2] == result[:2]

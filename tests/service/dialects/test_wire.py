@@ -18,6 +18,7 @@ class Tree(msgspec.Struct):
     leaves: list[Leaf] = []
     words: Annotated[list[Annotated[str, Meta(min_length=2)]], Meta(max_length=2)] = []
     by_name: dict[str, int] = {}
+    by_key: dict[Annotated[str, Meta(max_length=2)], int] = {}
 
 
 def refused(data: bytes | str | msgspec.Raw, path: str = "") -> ApiError:
@@ -38,6 +39,7 @@ def refused(data: bytes | str | msgspec.Raw, path: str = "") -> ApiError:
         ('{"words":["ab","ab","ab"]}', "words", "invalid_value", "at most 2 items"),
         ('{"words":["a"]}', "words[0]", "invalid_value", "at least 2 characters"),
         ('{"by_name":{"x":"y"}}', "by_name[...]", "invalid_type", "got str"),
+        ('{"by_key":{"long":1}}', "by_key", "invalid_value", "at most 2 characters"),
         ("[]", None, "invalid_type", "body"),
         ("{", None, "invalid_json", "JSON"),
         ('{"x":' + "[" * 50_000, None, "invalid_json", "deeply"),

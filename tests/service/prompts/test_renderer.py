@@ -1,5 +1,6 @@
 """Prompts of the default model, word for word, and their limits."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -149,12 +150,12 @@ class _NoEncoder:
         raise AssertionError("the text was tokenised")
 
 
-@pytest.mark.parametrize("text", ["x" * 900, "é" * 450])
+@pytest.mark.parametrize("text", ["x" * 900, "é" * 450, "x" * 90_000])
 def test_what_cannot_fit_is_refused_before_it_is_tokenised(assets: TextAssets, text: str) -> None:
     blind = replace(assets, encoder=_NoEncoder(), chat_template="{{ messages[0].content }}")  # type: ignore[arg-type]
     error = refusal(PromptRenderer(blind, 10), user(text))
     assert error.code == "context_length_exceeded"
-    assert "is 10 tokens" in error.message and "at least 12 tokens" in error.message
+    assert "is 10 tokens" in error.message and re.search("at least [12][0-9] tokens", error.message)
 
 
 def test_a_model_without_template_cannot_start(assets: TextAssets) -> None:

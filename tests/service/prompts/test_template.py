@@ -8,7 +8,7 @@ from engine.text import TextError
 from service.conversation import JSONValue
 from service.errors import ApiError
 from service.prompts import template as template_module
-from service.prompts.template import ChatTemplate
+from service.prompts.template import ChatTemplate, OutputTooLong
 
 MODEL = Path("model.gguf")
 
@@ -107,7 +107,8 @@ def test_values_are_never_templates() -> None:
 
 def test_output_without_end_is_cut_off() -> None:
     source = "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}"
-    assert "its output exceeds 1000 characters" in refusal(source)
+    with pytest.raises(OutputTooLong):
+        ChatTemplate(MODEL, source).render({}, 1000)
 
 
 def test_a_template_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
