@@ -60,8 +60,9 @@ class Engine(Protocol):
         """False once the engine process has ended or is draining to its end."""
 
     def generate(self, request: EngineRequest) -> EventStream:
-        """Events of one request: Started at admission (absent if it ended before), then
-        TokenDelta, then exactly one Finished. Reading an event returns the credit of its tokens.
+        """Events of one request: Started at admission (absent if it ended before), PromptLogprobs
+        where they were asked for, then TokenDelta, then exactly one Finished. Reading an event
+        returns the credit of its tokens.
 
         The request is sent when `generate` is called, so requests arrive in calling order.
         Raises RequestRefused, EngineOverloaded or EngineDead at the call, not at the first read.

@@ -5,14 +5,17 @@ import re
 import msgspec
 
 from engine.api import RequestRefused
-from engine.types import EngineInfo, EngineRequest, SamplingParams, unpack_tokens
+from engine.types import MAX_BIASES, EngineInfo, EngineRequest, SamplingParams, unpack_tokens
 
 MAX_ID_CHARS = 256
 MAX_STOPS = 64
 """Stop strings, and stop tokens, of one request."""
 MAX_STOP_BYTES = 1024
+MAX_GRAMMAR_CHARACTERS = 1 << 22
 MAX_CREDITS = 65536
 """Tokens of one request that may wait for its reader."""
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Log-probabilities of one request's prompt, alternatives included: they need no credit."""
 
 _decode = msgspec.msgpack.Decoder(EngineRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -31,6 +34,11 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("the deadline must not be negative", "deadline_ns")
     _check_prompt(request, info)
     _check_stops(request.sampling, info)
+    _check_logit_rules(request.sampling, info)
+    if len(request.grammar) > MAX_GRAMMAR_CHARACTERS:
+        raise RequestRefused(
+            f"the grammar is longer than {MAX_GRAMMAR_CHARACTERS} characters", "grammar"
+        )
 
 
 def _check_types(request: EngineRequest) -> None:
@@ -85,6 +93,13 @@ def _check_prompt(request: EngineRequest, info: EngineInfo) -> None:
             "token_ids",
         )
     _check_pages(num_tokens, request.sampling.max_tokens, info)
+    num_top = request.sampling.prompt_logprobs
+    if num_top is not None and num_tokens * (num_top + 1) > MAX_PROMPT_LOGPROBS:
+        raise RequestRefused(
+            f"{num_top} alternatives for each of {num_tokens} prompt tokens are more than "
+            f"{MAX_PROMPT_LOGPROBS} log-probabilities",
+            "sampling.prompt_logprobs",
+        )
 
 
 def _check_pages(num_prompt: int, max_tokens: int, info: EngineInfo) -> None:
@@ -116,10 +131,25 @@ def _check_stops(sampling: SamplingParams, info: EngineInfo) -> None:
         raise RequestRefused(
             f"at most {MAX_STOPS} stop tokens are allowed", "sampling.stop_token_ids"
         )
-    for token_id in sampling.stop_token_ids:
+    _check_ids(sampling.stop_token_ids, "stop_token_ids", info)
+
+
+def _check_logit_rules(sampling: SamplingParams, info: EngineInfo) -> None:
+    """The tokens that are named exist, and there are not too many."""
+    ids = {
+        "logit_bias": tuple(token_id for token_id, _ in sampling.logit_bias),
+        "allowed_token_ids": sampling.allowed_token_ids,
+    }
+    for name, token_ids in ids.items():
+        if len(token_ids) > MAX_BIASES:
+            raise RequestRefused(f"at most {MAX_BIASES} tokens are allowed", f"sampling.{name}")
+        _check_ids(token_ids, name, info)
+
+
+def _check_ids(token_ids: tuple[int, ...], name: str, info: EngineInfo) -> None:
+    for token_id in token_ids:
         if not 0 <= token_id < info.vocab_size:
             raise RequestRefused(
-                f"stop token {token_id} is outside the vocabulary: "
-                f"ids are 0 to {info.vocab_size - 1}",
-                "sampling.stop_token_ids",
+                f"token {token_id} is outside the vocabulary: ids are 0 to {info.vocab_size - 1}",
+                f"sampling.{name}",
             )

@@ -17,7 +17,15 @@ import msgspec
 
 from engine.api import EngineError
 from engine.core import Core
-from engine.types import EngineEvent, EngineRequest, Finished, FinishReason, Started, TokenDelta
+from engine.types import (
+    EngineEvent,
+    EngineRequest,
+    Finished,
+    FinishReason,
+    PromptLogprobs,
+    Started,
+    TokenDelta,
+)
 from engine.wire.frames import FrameError, FrameReader, FrameSender
 from engine.wire.messages import (
     Abort,
@@ -215,6 +223,8 @@ class StepLoop:
                 state.started = True
                 state.num_prompt_tokens = event.num_prompt_tokens
                 state.num_cached_tokens = event.num_cached_tokens
+            case PromptLogprobs():
+                pass
             case TokenDelta():
                 state.num_output_tokens += len(event.token_ids) // 4
             case Finished():

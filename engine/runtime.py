@@ -8,6 +8,7 @@ import msgspec
 
 from engine.api import EngineError
 from engine.core import Core
+from engine.execution.grammar import GrammarCompiler
 from engine.execution.kv_memory import count_pages
 from engine.execution.runner import ModelRunner
 from engine.models import LoadedModel, load_model
@@ -37,16 +38,21 @@ def build_core(config: EngineConfig) -> Core:
     selection = select_backend(config.backend, threads=threads, exact=config.exact)
     _log.info("backend %s: %s", selection.name, selection.reason)
     rules = OutputRules(text.vocabulary, text.eos_token_ids)
+    grammars = GrammarCompiler(text.vocabulary, text.encoder, text.eos_token_ids)
     config = msgspec.structs.replace(config, threads=threads)
     try:
-        return assemble_core(config, model, rules, selection)
+        return assemble_core(config, model, rules, selection, grammars)
     except BaseException:
         selection.backend.close()
         raise
 
 
 def assemble_core(
-    config: EngineConfig, model: LoadedModel, rules: OutputRules, selection: Selection
+    config: EngineConfig,
+    model: LoadedModel,
+    rules: OutputRules,
+    selection: Selection,
+    grammars: GrammarCompiler | None = None,
 ) -> EngineCore:
     """A core from its loaded parts; closing it closes the backend. Raises as `build_core`."""
     spec, backend = model.spec, selection.backend
@@ -89,6 +95,7 @@ def assemble_core(
         scheduler,
         rules,
         max_live=config.max_running + config.max_waiting,
+        grammars=grammars,
     )
 
 

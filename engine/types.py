@@ -13,6 +13,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 MAX_TOP_LOGPROBS = 20
+MAX_BIASES = 1024
+"""Entries of `logit_bias`, and of `allowed_token_ids`, of one request."""
 SHARED_TENANT = "public"
 
 
@@ -44,6 +46,16 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     batch. `stop` are byte strings matched on token bytes; matched text is not released.
     logprobs is None for none, else how many alternatives go with each token (0: only the token).
     max_tokens 0 computes the prompt and samples nothing.
+
+    What changes logits does so in this order: `repetition_penalty` (of tokens in prompt and output:
+    positive logits are divided by it, others multiplied), `frequency_penalty` (times the token's
+    count in the output) and `presence_penalty` (if it is there) are subtracted, `logit_bias` is
+    added, all but `allowed_token_ids` (empty: no limit) are ruled out, and what would end the
+    request is, before `min_tokens`, unless nothing else is left. Then temperature and filters.
+    Log-probabilities are those of the model itself, before all that.
+    `include_stop` shows the stop string or stop token that ended the request.
+    `prompt_logprobs` asks for PromptLogprobs, with as many alternatives; nothing of the prompt is
+    taken from the cache then, as scored positions are computed.
     """
 
     max_tokens: Annotated[int, Meta(ge=0)]
@@ -56,6 +68,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
+    logit_bias: tuple[tuple[int, Annotated[float, Meta(ge=-100.0, le=100.0)]], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    include_stop: bool = False
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +84,8 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     `tenant` comes from the credential and `salt` from the body: both narrow the cache namespace.
     A lower `priority` is served earlier. `deadline_ns` 0 is none. `credits` is how many tokens may
     be sent before the reader returns some: a sequence without credit pauses, alone.
+    `shown_token_ids` are special tokens whose literal text is released, as others' is not.
+    `grammar` is what the output must match, as llguidance serialises grammars; "" for anything.
     """
 
     id: str
@@ -74,10 +96,12 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     deadline_ns: int = 0
     credits: int = 256
+    shown_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of one sampled token and of the likeliest alternatives, best first."""
+    """Log-probability of one token and of the likeliest alternatives, best first."""
 
     logprob: float
     top_ids: tuple[int, ...] = ()
@@ -90,6 +114,17 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     request_id: str
     num_prompt_tokens: int
     num_cached_tokens: int
+    time_ns: int
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
+    """The prompt's tokens from position `start` on, each scored by what stands before it. A
+    prompt is told in order and without gaps, from position 1 to its end, before any TokenDelta.
+    """
+
+    request_id: str
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
     time_ns: int
 
 
@@ -136,7 +171,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     phases: tuple[Phase, ...] = ()
 
 
-EngineEvent: TypeAlias = Started | TokenDelta | Finished
+EngineEvent: TypeAlias = Started | PromptLogprobs | TokenDelta | Finished
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

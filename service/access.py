@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.config import Settings
 from service.dialects import wire
 from service.errors import ApiError
-from service.transport.http import send_error
 
 ANY = "*"
 
@@ -85,8 +84,8 @@ def _is_address(name: str) -> bool:
 
 async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
     if scope["type"] == "http":
-        await send_error(send, error)
-    elif "websocket.http.response" in scope.get("extensions", {}):
+        raise error
+    if "websocket.http.response" in scope.get("extensions", {}):
         await _deny(error, send)
     else:
         await send({"type": "websocket.close", "code": 1008, "reason": error.code})

@@ -3,8 +3,9 @@
 import logging
 import re
 import secrets
-from typing import Final
+from typing import Final, Protocol
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -15,11 +16,22 @@ from service.access import AccessMiddleware
 from service.admin import Flush, Health, Pool, Ready
 from service.catalog import Model, Models
 from service.chat import ChatCompletions
+from service.completions import Completions
 from service.config import Settings
+from service.dialects.messages_errors import encode_error, error_status
 from service.errors import ApiError
+from service.messages import CountTokens, Messages
+from service.responses_http import (
+    CancelResponse,
+    CreateResponse,
+    DeleteResponse,
+    InputItems,
+    InputTokens,
+    RetrieveResponse,
+)
 from service.services import Services
 from service.tokens import Detokenize, Tokenize
-from service.transport.http import ClientGone, send_error
+from service.transport.http import ClientGone, send_answer, send_error
 from service.transport.websocket import ResponsesSockets
 
 _REQUEST_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
@@ -31,7 +43,7 @@ def create_app(services: Services) -> "App":
     """The edge as one ASGI application: HTTP and WebSocket, no lifespan of its own."""
     sockets = ResponsesSockets(services)
     routes = Router(_routes(services, sockets), redirect_slashes=False)
-    return App(_guarded(routes, services.settings), sockets)
+    return App(_guarded(routes, services.settings), sockets, services.responses)
 
 
 def _guarded(app: ASGIApp, settings: Settings) -> ASGIApp:
@@ -39,9 +51,9 @@ def _guarded(app: ASGIApp, settings: Settings) -> ASGIApp:
         app = CORSMiddleware(
             app,
             allow_origins=settings.allowed_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id",),
+            expose_headers=("x-request-id", "request-id"),
         )
     return AccessMiddleware(app, settings)
 
@@ -50,8 +62,17 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
     engine, card = services.engine, services.card
     return [
         Route("/v1/chat/completions", ChatCompletions(services), methods=["POST"]),
+        Route("/v1/completions", Completions(services), methods=["POST"]),
         WebSocketRoute("/v1/responses", sockets.endpoint),
         Route("/v1/responses", UpgradeRequired(), methods=["GET"]),
+        Route("/v1/responses", CreateResponse(services), methods=["POST"]),
+        Route("/v1/responses/input_tokens", InputTokens(services), methods=["POST"]),
+        Route("/v1/responses/{id}", RetrieveResponse(services), methods=["GET"]),
+        Route("/v1/responses/{id}", DeleteResponse(services), methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", CancelResponse(services), methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", InputItems(services), methods=["GET"]),
+        Route("/v1/messages", Messages(services), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokens(services), methods=["POST"]),
         Route("/v1/models", Models(card), methods=["GET"]),
         Route("/v1/models/{model:path}", Model(card), methods=["GET"]),
         Route("/tokenize", Tokenize(services), methods=["POST"]),
@@ -69,27 +90,36 @@ class UpgradeRequired:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise ApiError(
             426,
-            "/v1/responses is a WebSocket endpoint here: connect with an Upgrade header.",
+            "GET /v1/responses is a WebSocket here: connect with an Upgrade header.",
             code="upgrade_required",
             headers={"upgrade": "websocket", "connection": "upgrade"},
         )
 
 
+class Drains(Protocol):
+    """What has work of its own that outlives requests."""
+
+    async def drain(self) -> None: ...
+
+
 class App:
     """The outermost layer: gives each request its id, and turns what is raised into answers.
 
-    The id is the client's `x-request-id` where that is sane, and is echoed. Endpoints find it as
-    `scope["state"]["request_id"]`.
+    The id is the client's `x-request-id` where that is sane, and is echoed, under Anthropic's name
+    for it too. Endpoints find it as `scope["state"]["request_id"]`.
     """
 
-    def __init__(self, app: ASGIApp, sockets: ResponsesSockets) -> None:
+    def __init__(self, app: ASGIApp, *draining: Drains) -> None:
         self._app = app
-        self._sockets = sockets
+        self._draining = draining
 
     async def drain(self) -> None:
         """Refuse new work on WebSockets and return when all of them are closed, each after its
-        running turns. HTTP requests end with what the engine's own drain makes of them."""
-        await self._sockets.drain()
+        running turns, and background responses have ended. HTTP requests end with what the
+        engine's own drain makes of them."""
+        async with anyio.create_task_group() as tasks:
+            for each in self._draining:
+                tasks.start_soon(each.drain)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -109,6 +139,7 @@ class App:
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
+                    (b"request-id", request_id.encode()),
                 ]
             await send(message)
 
@@ -119,7 +150,21 @@ class App:
         except Exception as error:
             answer = _answer_for(error, scope, request_id)
             if not started:
-                await send_error(send_with_id, answer)
+                await _send_error(send_with_id, answer, scope, request_id)
+
+
+async def _send_error(send: Send, error: ApiError, scope: Scope, request_id: str) -> None:
+    """A refusal in the shape of the dialect that the client speaks."""
+    if not _speaks_anthropic(scope):
+        await send_error(send, error)
+        return
+    body = encode_error(error, request_id)
+    await send_answer(send, error_status(error), body, error.headers)
+
+
+def _speaks_anthropic(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path.startswith("/v1/messages") or "anthropic-version" in Headers(scope=scope)
 
 
 def _request_id(given: str | None) -> str:

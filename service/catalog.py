@@ -54,6 +54,7 @@ def describe(card: ModelCard, name: str) -> dict[str, JSONValue]:
         "max_model_len": card.max_context,
         "type": "model",
         "display_name": name,
+        "lifecycle": "active",
         "created_at": datetime.fromtimestamp(card.loaded_at, UTC).isoformat(),
         "max_input_tokens": card.max_context,
         "max_tokens": card.max_context,

@@ -1,22 +1,21 @@
 """`POST /v1/chat/completions`: decode, generate, encode."""
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack
 from functools import partial
 
 from anyio import to_thread
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from service.choices import begin, begin_copies, gather
 from service.dialects import chat_decode
 from service.dialects.chat_decode import ChatRequest
 from service.dialects.chat_encode import ChatStream, encode_answer
-from service.errors import from_failure
-from service.events import Completed, Event, Failed, RequestRecord, TextDelta, TokenText
+from service.events import RequestRecord
 from service.services import Services
 from service.transport.http import decode_body, read_body, send_answer, while_connected
-from service.transport.sse import send_events
+from service.transport.sse import send_choices
 
 
 class ChatCompletions:
@@ -34,47 +33,47 @@ class ChatCompletions:
         decode = partial(chat_decode.decode, card=services.card)
         request = await decode_body(body, decode, limits)
         del body
-        record = _record(scope, request, start_ns)
+        records = [_record(scope, request, start_ns) for _ in range(request.n)]
 
         def gone() -> None:
-            if not record.end_ns:
-                record.disconnected_ns = time.monotonic_ns()
+            for record in records:
+                if not record.end_ns:
+                    record.disconnected_ns = time.monotonic_ns()
 
         async def answer() -> None:
-            async with aclosing(services.generator.run(request.generation, record)) as events:
-                first = await anext(events)
-                if request.stream:
-                    encoder = ChatStream(request, services.card, services.assets.vocabulary)
-                    await send_events(scope, send, first, events, encoder, record, limits)
-                else:
-                    await self._answer_whole(send, request, events)
+            async with AsyncExitStack() as stack:
+                await self._answer(scope, send, request, records, stack)
 
         await while_connected(receive, answer, gone)
 
-    async def _answer_whole(
-        self, send: Send, request: ChatRequest, events: AsyncGenerator[Event, None]
+    async def _answer(
+        self,
+        scope: Scope,
+        send: Send,
+        request: ChatRequest,
+        records: list[RequestRecord],
+        stack: AsyncExitStack,
     ) -> None:
-        pieces: list[str] = []
-        tokens: list[TokenText] = []
-        end: Completed | None = None
-        async for event in events:
-            match event:
-                case TextDelta():
-                    pieces.append(event.text)
-                    tokens += event.tokens
-                case Failed():
-                    raise from_failure(event)
-                case Completed():
-                    end = event
-        assert end is not None  # the path's contract: exactly one terminal event
+        """One generation for each record, all of one prompt."""
         services = self._services
+        generator, wanted = services.generator, request.generation
+        admitted, events = await begin(stack, generator.run(wanted, records[0]))
+        first, choices = await begin_copies(stack, generator, wanted, admitted, records[1:])
+        first, choices = [admitted, *first], [events, *choices]
+        if request.stream:
+            encoder = ChatStream(request, services.card, services.assets.vocabulary)
+            limits = services.settings.limits
+            await send_choices(scope, send, first, choices, encoder, records, limits)
+            return
+        joined = await gather(choices)
         encode = partial(
             encode_answer,
-            *(request, "".join(pieces), tokens, end),
+            *(request, admitted.token_ids, joined),
             *(services.card, services.assets.vocabulary),
         )
         # Log-probabilities of a long answer are hundreds of thousands of objects.
-        body = await to_thread.run_sync(encode) if tokens else encode()
+        many = any(choice.answer.tokens or choice.scored for choice in joined)
+        body = await to_thread.run_sync(encode) if many else encode()
         await send_answer(send, 200, body)
 
 

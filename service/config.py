@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from engine.types import EngineConfig
+from service.tools.formats import FORMAT_NAMES, FormatName
 
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kib|mib|gib|tib|kb|mb|gb|tb|k|m|g|t)?", re.IGNORECASE)
 _BINARY_STEPS = "bkmgt"
@@ -36,6 +37,9 @@ class Limits:
     ws_ping_timeout_s: float = 30.0
     keep_alive_s: float = 15.0  # longest silence of a stream
     send_buffer_bytes: int = 128 << 10  # the kernel's, per client
+    responses_ttl_s: float = 3600.0  # of a stored response, from its last use
+    responses_bytes: int = 256 << 20
+    background_responses: int = 64  # running at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class Settings:
     `model_names`: the first is the served id, the others are aliases; empty for the model's own.
     `script`: a file of scripted tokens that are served in place of the model's (load tests).
     `trace`: whether spans are exported, to where the OTEL_* variables say.
+    `tool_format`: how the model writes calls; None for what its chat template shows.
     `allowed_hosts` and `allowed_origins` add to what is allowed anyway (see `access.py`).
     """
 
@@ -61,6 +66,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allow_public: bool = False
+    tool_format: FormatName | None = None
     drain_s: float = 30.0
     log_level: str = "info"
     trace: bool = False
@@ -112,6 +118,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Settings:
         allowed_hosts=tuple(given.allowed_host),
         allowed_origins=tuple(given.allowed_origin),
         allow_public=given.allow_public,
+        tool_format=given.tool_format,
         log_level=given.log_level,
         trace=tracing_is_configured(os.environ),
     )
@@ -185,6 +192,11 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="ORIGIN",
         help="web pages that may use the server, like https://app.example; repeatable",
+    )
+    add(
+        "--tool-format",
+        choices=FORMAT_NAMES,
+        help="how the model writes tool calls (default: as its chat template shows)",
     )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return parser

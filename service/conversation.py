@@ -48,13 +48,33 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools may be called or must be; `names` are those that may, None for all."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """What the text of the answer must match: JSON Schema's or Lark's text, a regular expression,
+    or a JSON list of choices. `path` is the field that holds it."""
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    source: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationOptions:
     """How to generate. None means: the server's default (for max_tokens, all the context left).
 
     Ranges are checked by the dialect, which knows the field's name on its wire.
+    `fit_max_tokens`: more than the context has left is cut to what is left, not refused.
     """
 
     max_tokens: int | None = None
+    fit_max_tokens: bool = False
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -64,17 +84,41 @@ class GenerationOptions:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    include_stop: bool = False
     priority: int = 0
     timeout_s: float | None = None
     salt: str = ""
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    output_format: OutputFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation. `id` is the id the dialect shows (chatcmpl-…, resp_…)."""
+    """One generation. `id` is the id the dialect shows (chatcmpl-…, resp_…).
+
+    `former` are token ids, packed, of a prompt and its answer that the conversation continues.
+    """
 
     id: str
     model: str
     conversation: Conversation
     options: GenerationOptions
     tenant: str = SHARED_TENANT
+    former: bytes = b""
+
+    @property
+    def callable_tools(self) -> tuple[str, ...]:
+        """Names of the tools that this answer may call."""
+        choice = self.options.tool_choice
+        if choice.mode == "none":
+            return ()
+        names = (tool.name for tool in self.conversation.tools)
+        return tuple(n for n in names if choice.names is None or n in choice.names)

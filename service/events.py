@@ -1,7 +1,9 @@
 """The canonical answer: one typed stream of events that every dialect encodes.
 
-Order: Admitted, TextDelta*, then exactly one of Completed or Failed. Usage, cache report and
-finish reason are made once, here. Pieces of TextDelta joined are the unstreamed answer.
+Order: Admitted; any mix of ReasoningDelta, TextDelta and tool calls (ToolCallStarted,
+ToolCallDelta*, ToolCallDone, calls one after another); then exactly one of Completed or Failed.
+Usage, cache report and finish reason are made once, here. Pieces of a kind joined are the
+unstreamed answer.
 """
 
 from dataclasses import dataclass, field
@@ -29,9 +31,21 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The prompt is rendered, tokenised and accepted by the engine; nothing is generated yet."""
+    """The prompt is rendered, tokenised and accepted by the engine; nothing is generated yet.
+
+    `token_ids` are the prompt's, as `engine.types.pack_tokens` makes them.
+    """
 
     prompt_tokens: int
+    token_ids: bytes = field(default=b"", repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of the prompt's next tokens, from its second one on, without gaps; all
+    are told before any text, where they were asked for."""
+
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +57,50 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A piece of what the model thinks before it answers, without its markers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStarted:
+    """A tool call begins; `index` counts the calls of this answer from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of the JSON text of a call's arguments, as the model wrote it."""
+
+    index: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDone:
+    """The call is complete; only complete calls make a finish reason of tool calls."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Completed:
-    """The generation ended by itself: STOP or LENGTH. `token_ids` are all sampled tokens."""
+    """The generation ended by itself: STOP or LENGTH. `token_ids` are all sampled tokens.
+
+    `num_tool_calls` counts the complete calls. `stop` or `stop_token_id` (else -1) is what the
+    model said to end it.
+    """
 
     finish_reason: FinishReason
     usage: Usage
     stop: str | None = None
     token_ids: tuple[int, ...] = ()
+    num_tool_calls: int = 0
+    stop_token_id: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +113,17 @@ class Failed:
     retryable: bool = False
 
 
-Event: TypeAlias = Admitted | TextDelta | Completed | Failed
+Event: TypeAlias = (
+    Admitted
+    | PromptScored
+    | ReasoningDelta
+    | TextDelta
+    | ToolCallStarted
+    | ToolCallDelta
+    | ToolCallDone
+    | Completed
+    | Failed
+)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from engine.types import (
     Finished,
     FinishReason,
     Phase,
+    PromptLogprobs,
     SamplingParams,
     Started,
     TokenDelta,
@@ -31,13 +32,14 @@ from service.events import (
     Completed,
     Event,
     Failed,
+    PromptScored,
     RequestRecord,
-    TextDelta,
     TokenText,
     Usage,
 )
 from service.prompts import PromptRenderer
 from service.telemetry.tracing import TraceSink
+from service.tools.reader import AnswerReader, AnswerReaders
 
 TokenIds = NDArray[np.int32] | list[int]
 
@@ -51,13 +53,20 @@ log = logging.getLogger(__name__)
 class Generator:
     """Runs generations on one engine, for all dialects and transports."""
 
-    def __init__(self, engine: Engine, renderer: PromptRenderer, trace: TraceSink) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: PromptRenderer,
+        readers: AnswerReaders,
+        trace: TraceSink,
+    ) -> None:
         self._engine = engine
         self._renderer = renderer
+        self._readers = readers
         self._trace = trace
 
     def run(self, request: GenerationRequest, record: RequestRecord) -> AsyncGenerator[Event, None]:
-        """Events of one generation: Admitted, TextDelta*, then exactly one Completed or Failed.
+        """Events of one generation: Admitted, its pieces, then exactly one Completed or Failed.
 
         What is refused before Admitted is raised as ApiError; after it nothing is raised.
         Closing the generator (use `aclosing`) or cancelling its reader aborts the request in the
@@ -77,7 +86,8 @@ class Generator:
 
     async def _render(self, request: GenerationRequest, record: RequestRecord) -> TokenIds:
         start_ns = time.monotonic_ns()
-        prompt = await self._renderer.render(request.conversation)
+        former = unpack_tokens(request.former) if request.former else None
+        prompt = await self._renderer.render(request.conversation, former)
         record.phases.append(
             Phase("tokenize", start_ns, time.monotonic_ns(), num_tokens=len(prompt.token_ids))
         )
@@ -92,12 +102,14 @@ class Generator:
         record.response_id = request.id
         try:
             token_ids = await tokens()
-            engine_request = self._engine_request(request, token_ids, record)
+            grammar = await self._readers.grammar(request, token_ids)
+            engine_request = self._engine_request(request, token_ids, grammar, record)
             try:
                 stream = self._engine.generate(engine_request)
             except EngineError as error:
                 raise from_engine(error) from error
-            reading = _Reading(stream, engine_request.id, len(token_ids), record)
+            reader = self._readers.reader(request, token_ids)
+            reading = _Reading(stream, engine_request, reader, record)
             async with aclosing(self._read(reading)) as events:
                 async for event in events:
                     yield event
@@ -120,7 +132,7 @@ class Generator:
     async def _read(self, reading: "_Reading") -> AsyncGenerator[Event, None]:
         """Admitted and all that follows; the stream is closed and its end recorded in any case."""
         try:
-            yield Admitted(reading.num_prompt_tokens)
+            yield Admitted(reading.num_prompt_tokens, reading.prompt)
             async for event in reading.stream:
                 for translated in reading.translate(event):
                     yield translated
@@ -146,7 +158,11 @@ class Generator:
         reading.settle()
 
     def _engine_request(
-        self, request: GenerationRequest, token_ids: TokenIds, record: RequestRecord
+        self,
+        request: GenerationRequest,
+        token_ids: TokenIds,
+        grammar: str,
+        record: RequestRecord,
     ) -> EngineRequest:
         options = request.options
         sampling = self._sampling(options, len(token_ids))
@@ -166,10 +182,12 @@ class Generator:
             salt=options.salt,
             priority=options.priority,
             deadline_ns=record.start_ns + timeout_ns if timeout_ns else 0,
+            shown_token_ids=self._readers.shown_ids(request),
+            grammar=grammar,
         )
 
     def _sampling(self, options: GenerationOptions, num_prompt_tokens: int) -> SamplingParams:
-        max_tokens = self._max_tokens(options.max_tokens, num_prompt_tokens)
+        max_tokens = self._max_tokens(options, num_prompt_tokens)
         temperature = options.temperature
         return SamplingParams(
             max_tokens=max_tokens,
@@ -182,12 +200,21 @@ class Generator:
             stop_token_ids=options.stop_token_ids,
             ignore_eos=options.ignore_eos,
             logprobs=options.logprobs,
+            frequency_penalty=options.frequency_penalty or 0.0,
+            presence_penalty=options.presence_penalty or 0.0,
+            repetition_penalty=options.repetition_penalty or 1.0,
+            logit_bias=options.logit_bias,
+            allowed_token_ids=options.allowed_token_ids,
+            min_tokens=options.min_tokens,
+            include_stop=options.include_stop,
+            prompt_logprobs=options.prompt_logprobs,
         )
 
-    def _max_tokens(self, asked: int | None, num_prompt_tokens: int) -> int:
+    def _max_tokens(self, options: GenerationOptions, num_prompt_tokens: int) -> int:
         """Raises ApiError 400 `context_length_exceeded` with both numbers."""
         limit = self._engine.info.max_context
-        needed = 1 if asked is None else asked
+        asked = options.max_tokens
+        needed = 1 if asked is None or options.fit_max_tokens else asked
         if num_prompt_tokens + needed > limit:
             raise ApiError(
                 400,
@@ -197,26 +224,33 @@ class Generator:
                 code="context_length_exceeded",
                 param="messages" if num_prompt_tokens >= limit else "max_tokens",
             )
-        if asked is not None:
+        if asked is not None and not options.fit_max_tokens:
             return asked
         info = self._engine.info
-        return max(1, min(limit, info.num_pages * info.page_size) - num_prompt_tokens)
+        left = max(1, min(limit, info.num_pages * info.page_size) - num_prompt_tokens)
+        return left if asked is None else min(asked, left)
 
 
 class _Reading:
     """One request's way from engine events to events of the edge, and what it adds up to."""
 
     def __init__(
-        self, stream: EventStream, request_id: str, num_prompt_tokens: int, record: RequestRecord
+        self,
+        stream: EventStream,
+        request: EngineRequest,
+        reader: AnswerReader,
+        record: RequestRecord,
     ) -> None:
         self.stream = stream
-        self.request_id = request_id
-        self.num_prompt_tokens = num_prompt_tokens
+        self.request_id = request.id
+        self.prompt = request.token_ids
+        self.num_prompt_tokens = len(unpack_tokens(request.token_ids))
         self.finished = False
         self._record = record
         self._utf8 = Utf8Assembler()
+        self._reader = reader
         self._token_ids: list[int] = []
-        self._usage = record.usage = Usage(num_prompt_tokens, 0, 0)
+        self._usage = record.usage = Usage(self.num_prompt_tokens, 0, 0)
 
     def account(self, event: EngineEvent) -> None:
         """Take an event into the record."""
@@ -226,7 +260,7 @@ class _Reading:
         elif isinstance(event, TokenDelta):
             record.first_token_ns = record.first_token_ns or event.time_ns
             self._token_ids += unpack_tokens(event.token_ids).tolist()
-        else:
+        elif isinstance(event, Finished):
             self.finished = True
             self._usage = Usage(
                 event.num_prompt_tokens, event.num_cached_tokens, event.num_output_tokens
@@ -241,12 +275,12 @@ class _Reading:
         self.account(event)
         if isinstance(event, Started):
             return []
+        if isinstance(event, PromptLogprobs):
+            return [PromptScored(event.logprobs)]
         if isinstance(event, TokenDelta):
-            text = self._utf8.feed(event.text)
-            tokens = _token_texts(event)
-            return [TextDelta(text, tokens)] if text or tokens else []
-        tail = self._utf8.finish()
-        return [*([TextDelta(tail)] if tail else []), self._terminal(event)]
+            return self._reader.feed(self._utf8.feed(event.text), _token_texts(event))
+        tail = self._reader.feed(self._utf8.finish()) + self._reader.finish()
+        return [*tail, self._terminal(event)]
 
     def settle(self) -> None:
         """Without a Finished the record counts the tokens that were seen."""
@@ -265,7 +299,15 @@ class _Reading:
         usage = self._usage
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
             stop = event.stop.decode("utf-8", "replace") if event.stop else None
-            return Completed(event.reason, usage, stop, tuple(self._token_ids))
+            ids = tuple(self._token_ids)
+            return Completed(
+                event.reason,
+                usage,
+                stop,
+                ids,
+                num_tool_calls=self._reader.num_calls,
+                stop_token_id=event.stop_token_id,
+            )
         self._record.error_type = event.reason.value
         message, retryable = _FAILURES[event.reason]
         return Failed(event.reason, event.message or message, usage, retryable)

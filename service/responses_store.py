@@ -10,11 +10,22 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from engine.types import pack_tokens
+from engine.types import FinishReason, pack_tokens
+from service.answer import Answer
 from service.conversation import Message
+from service.events import (
+    Admitted,
+    Completed,
+    Failed,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStarted,
+)
+from service.responses_log import Cancelled, Entry, EventLog
 
 ResponseStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -27,8 +38,11 @@ class StoredResponse:
     """One turn of a chain, changed only by the store.
 
     `inherited` is the predecessor's assistant turn as it stood when this turn began: a fork of a
-    running response never sees what that response says later. `generates` is False for a warm-up,
-    which leaves no assistant turn. `output_tokens` are int32 bytes, empty until completed.
+    running response never sees what that response says later. `request` is the JSON of the
+    create without its input: with the log it makes the response's frames again. `generates` is
+    False for a warm-up, which leaves no assistant turn. `kept` is False for `store: false`, which
+    can be continued on a socket and not be looked at. `prompt_tokens` are int32 bytes, empty until
+    admitted, and `output_tokens` until completed; times are in seconds of the epoch.
     """
 
     id: str
@@ -37,13 +51,27 @@ class StoredResponse:
     previous: "StoredResponse | None"
     inherited: tuple[Message, ...]
     input: tuple[Message, ...]
+    request: bytes
     generates: bool
+    kept: bool
+    background: bool
+    created_at: float
     num_bytes: int
     expires_at: float
     num_holders: int
     status: ResponseStatus = "in_progress"
-    pieces: list[str] = field(default_factory=list)
+    ended_at: float = 0.0
+    deleted: bool = False
+    log: EventLog = field(default_factory=EventLog)
+    said: Answer = field(default_factory=Answer)
+    num_calls: int = 0
+    final: Message | None = None
+    prompt_tokens: bytes = b""
     output_tokens: bytes = b""
+
+    @property
+    def running(self) -> bool:
+        return self.status == "in_progress"
 
     def prompt(self) -> tuple[Message, ...]:
         """What the model reads for this turn, instructions aside: the chain, then the input."""
@@ -52,12 +80,29 @@ class StoredResponse:
             turns += (node.input, node.inherited)
         return tuple(message for turn in reversed(turns) for message in turn)
 
+    def tokens(self) -> bytes:
+        """Ids of what the model read and then said, as far as they are known."""
+        return self.prompt_tokens + self.output_tokens
+
+    def following(self, input: tuple[Message, ...]) -> tuple[Message, ...]:
+        """What the model reads where `input` continues this response."""
+        return (*self.prompt(), *self.turn(), *input)
+
     def turn(self) -> tuple[Message, ...]:
-        """The assistant's turn so far; none while nothing was said and more may come."""
-        text = "".join(self.pieces)
-        if not self.generates or not (text or self.status == "completed"):
+        """The assistant's turn so far; none while nothing was said and more may come.
+
+        Calls are part of it once they are complete: what was cut cannot be answered.
+        """
+        if not self.generates:
             return ()
-        return (Message("assistant", text),)
+        message = self.final or self.so_far()
+        said = message.text or message.tool_calls or self.status == "completed"
+        return (message,) if said else ()
+
+    def so_far(self) -> Message:
+        """What was said, with the calls that are complete."""
+        message = self.said.message()
+        return replace(message, tool_calls=message.tool_calls[: self.num_calls])
 
     def chain(self) -> Iterator["StoredResponse"]:
         """This response, its predecessor, and so on to the first."""
@@ -81,11 +126,13 @@ class ResponsesStore:
         ttl_s: float = 3600.0,
         max_bytes: int = 256 << 20,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`ttl_s` counts from the last use; `clock` is in seconds."""
+        """`ttl_s` counts from the last use; `clock` is in seconds, `wall_clock` of the epoch."""
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
+        self._wall_clock = wall_clock
         self._index: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
         self._num_bytes = 0
 
@@ -98,11 +145,13 @@ class ResponsesStore:
         return self._num_bytes
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """The response, running ones included; None when unknown, expired or another tenant's."""
+        """The response, running ones included; None when unknown, deleted, expired or another
+        tenant's."""
         self._expire()
         response = self._index.get((tenant, response_id))
-        if response is not None:
-            self._touch(response)
+        if response is None or response.deleted:
+            return None
+        self._touch(response)
         return response
 
     def begin(
@@ -111,7 +160,10 @@ class ResponsesStore:
         input: tuple[Message, ...],
         *,
         previous: StoredResponse | None = None,
+        request: bytes = b"",
         generates: bool = True,
+        kept: bool = True,
+        background: bool = False,
     ) -> StoredResponse:
         """A new running response under a fresh `resp_` id, visible to forks at once.
 
@@ -126,14 +178,18 @@ class ResponsesStore:
             previous=previous,
             inherited=previous.turn() if previous else (),
             input=input,
+            request=request,
             generates=generates,
-            num_bytes=RECORD_BYTES + sum(map(_message_bytes, input)),
+            kept=kept,
+            background=background,
+            created_at=self._wall_clock(),
+            num_bytes=RECORD_BYTES + len(request) + sum(map(_message_bytes, input)),
             expires_at=self._clock() + self._ttl_s,
             num_holders=1,
         )
         if previous is not None:
             previous.num_holders += 1
-            if previous.status == "in_progress":  # a copy; a finished text is shared
+            if previous.running:  # a copy; a finished text is shared
                 response.num_bytes += sum(map(_message_bytes, response.inherited))
         self._index[tenant, response_id] = response
         self._num_bytes += response.num_bytes
@@ -141,27 +197,39 @@ class ResponsesStore:
         self._evict()
         return response
 
-    def append(self, response: StoredResponse, text: str) -> None:
-        """Add a piece of the running response's text."""
-        response.pieces.append(text)
+    def append(self, response: StoredResponse, entry: Entry) -> None:
+        """Note what the running response tells next. What it says becomes part of its turn; a
+        terminal entry ends it, and from there on it can be dropped."""
+        if isinstance(entry, Admitted):
+            response.prompt_tokens = entry.token_ids
+            self._add_bytes(response, len(entry.token_ids))
+            entry = replace(entry, token_ids=b"")
+        self._add_bytes(response, response.log.append(entry))
+        match entry:
+            case TextDelta() | ToolCallStarted() | ToolCallDelta():
+                response.said.add(entry)
+            case ToolCallDone():
+                response.num_calls += 1
+            case Completed():
+                response.output_tokens = pack_tokens(list(entry.token_ids))
+                self._finish(response, final_status(entry, generates=response.generates))
+            case Failed():
+                self._finish(response, "failed")
+            case Cancelled():
+                self._finish(response, "cancelled")
+            case _:
+                pass
 
-    def finish(
-        self, response: StoredResponse, status: ResponseStatus, token_ids: tuple[int, ...] = ()
-    ) -> None:
-        """End a running response; from here on it can be dropped."""
-        text = "".join(response.pieces)
-        response.pieces = [text]
-        response.output_tokens = pack_tokens(list(token_ids))
-        response.status = status
-        added = sys.getsizeof(text) + len(response.output_tokens)
-        response.num_bytes += added
-        self._num_bytes += added
-        self._evict()
+    def delete(self, response: StoredResponse) -> None:
+        """Forget a response: at once for all who ask, in memory when it has ended."""
+        response.deleted = True
+        if not response.running:
+            self.discard(response)
 
     def discard(self, response: StoredResponse) -> None:
-        """Forget a response whose id nobody was told."""
-        del self._index[response.tenant, response.id]
-        self._release(response)
+        """Forget a response whose id nobody was told; nothing where it is forgotten already."""
+        if self._index.pop((response.tenant, response.id), None) is not None:
+            self._release(response)
 
     def check(self) -> None:
         """Recount holders and bytes of every reachable response. Raises AssertionError."""
@@ -180,6 +248,20 @@ class ResponsesStore:
                 raise AssertionError(
                     f"{response.id}: {count} holders, {response.num_holders} counted"
                 )
+
+    def _finish(self, response: StoredResponse, status: ResponseStatus) -> None:
+        response.status = status
+        response.ended_at = self._wall_clock()
+        response.final = response.so_far()
+        response.said = Answer()
+        self._add_bytes(response, _message_bytes(response.final) + len(response.output_tokens))
+        if response.deleted:
+            self.discard(response)
+        self._evict()
+
+    def _add_bytes(self, response: StoredResponse, added: int) -> None:
+        response.num_bytes += added
+        self._num_bytes += added
 
     def _touch(self, response: StoredResponse) -> None:
         """Make a chain the last to go; within it, the end goes before what it builds on."""
@@ -201,7 +283,7 @@ class ResponsesStore:
 
     def _oldest(self) -> StoredResponse | None:
         """The first to go; running ones, few at a time, are passed over."""
-        ended = (node for node in self._index.values() if node.status != "in_progress")
+        ended = (node for node in self._index.values() if not node.running)
         return next(ended, None)
 
     def _release(self, response: StoredResponse) -> None:
@@ -212,6 +294,14 @@ class ResponsesStore:
                 return
             self._num_bytes -= node.num_bytes
             node = node.previous
+
+
+def final_status(event: Completed | Failed, *, generates: bool) -> ResponseStatus:
+    """How a response ended; a warm-up that computed its prompt is complete."""
+    if isinstance(event, Failed):
+        return "failed"
+    cut = generates and event.finish_reason is FinishReason.LENGTH
+    return "incomplete" if cut else "completed"
 
 
 def _message_bytes(message: Message) -> int:

@@ -8,8 +8,11 @@ from service.config import Settings
 from service.generation import Generator
 from service.model_card import ModelCard
 from service.prompts import PromptRenderer
+from service.responses import Responses
 from service.responses_store import ResponsesStore
 from service.telemetry.tracing import NoTracing, TraceSink
+from service.tools.formats import format_of
+from service.tools.reader import AnswerReaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Services:
     generator: Generator
     card: ModelCard
     trace: TraceSink
-    responses: ResponsesStore
+    responses: Responses
 
 
 def build_services(
@@ -32,13 +35,18 @@ def build_services(
     """The services of a started engine."""
     trace = trace or NoTracing()
     renderer = PromptRenderer(assets, engine.info.max_context)
+    readers = AnswerReaders(assets, format_of(assets.chat_template, settings.tool_format))
+    generator = Generator(engine, renderer, readers, trace)
+    card = ModelCard.of(engine.info, settings.model_names)
+    limits = settings.limits
+    store = ResponsesStore(ttl_s=limits.responses_ttl_s, max_bytes=limits.responses_bytes)
     return Services(
         settings=settings,
         engine=engine,
         assets=assets,
         renderer=renderer,
-        generator=Generator(engine, renderer, trace),
-        card=ModelCard.of(engine.info, settings.model_names),
+        generator=generator,
+        card=card,
         trace=trace,
-        responses=ResponsesStore(),
+        responses=Responses(generator, store, card.id, limits.background_responses),
     )

@@ -15,6 +15,7 @@ class SequenceChunk:
     token_ids: int32 [at least end], the sequence from its beginning.
     pages:     its page table, for at least `end` tokens.
     num_valid: slots below it hold K and V already and are not written again.
+    logits:    positions in the chunk, one after another, whose logits are wanted.
     """
 
     token_ids: Int32Array
@@ -22,12 +23,12 @@ class SequenceChunk:
     end: int
     num_valid: int
     pages: Sequence[int]
-    wants_logits: bool
+    logits: range
 
 
 def plan_batch(chunks: Sequence[SequenceChunk], page_size: int, num_top: int) -> ForwardBatch:
-    """The batch of all chunks in order; logits are asked for the last token of those that want
-    them. A page table row ends with the page of its last token: pages beyond are not shown."""
+    """The batch of all chunks in order, and so are the rows of logits. A page table row ends with
+    the page of its last token: pages beyond are not shown."""
     starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
     ends = np.array([chunk.end for chunk in chunks], dtype=np.int32)
     valid = np.array([chunk.num_valid for chunk in chunks], dtype=np.int32)
@@ -45,7 +46,6 @@ def plan_batch(chunks: Sequence[SequenceChunk], page_size: int, num_top: int) ->
     positions = within + starts[sequence]
     slots = page_table[sequence, positions // page_size] * page_size + positions % page_size
     slots[positions < valid[sequence]] = -1
-    wants = np.array([chunk.wants_logits for chunk in chunks], dtype=np.bool_)
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
@@ -53,10 +53,19 @@ def plan_batch(chunks: Sequence[SequenceChunk], page_size: int, num_top: int) ->
         seq_lens=ends,
         page_table=page_table,
         slot_mapping=slots,
-        logit_rows=cu_seqlens_q[1:][wants] - 1,
+        logit_rows=_logit_rows(chunks, cu_seqlens_q),
         num_top=num_top,
         groups=prefix_groups(page_table, starts // page_size) if len(chunks) > 1 else (),
     )
+
+
+def _logit_rows(chunks: Sequence[SequenceChunk], cu_seqlens_q: Int32Array) -> Int32Array:
+    """int32 [R]: where in the batch the positions stand whose logits are wanted."""
+    rows: list[int] = []
+    for chunk, first in zip(chunks, cu_seqlens_q.tolist(), strict=False):
+        offset = first - chunk.start
+        rows += range(chunk.logits.start + offset, chunk.logits.stop + offset)
+    return np.array(rows, dtype=np.int32)
 
 
 def prefix_groups(page_table: Int32Array, num_full_pages: Int32Array) -> tuple[PrefixGroup, ...]:

@@ -1,5 +1,6 @@
 """From logits to tokens.
 
+A row is changed first where its request asks for that (`penalties.py`), which needs the full row.
 A row's token depends on its logits, its parameters, its seed and its position alone. The filters
 apply in the order temperature, top-k, top-p, min-p, each to the renormalised survivors of the one
 before (as in `transformers`); one uniform number then picks from what is left by the inverse of
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.execution.penalties import LogitRules, changes_logits
 from engine.types import SamplingParams, TokenLogprobs
 from kernels.contract import Float32Array, StepLogits
 
@@ -41,7 +43,7 @@ def required_top(rows: Sequence[SamplingParams], vocab_size: int) -> int:
     """
     need = 1
     for params in rows:
-        if params.logprobs is not None:
+        if params.logprobs is not None or changes_logits(params):
             return 0
         if params.temperature > 0.0:
             if not 0 < params.top_k <= min(MAX_NUM_TOP, vocab_size):
@@ -51,10 +53,14 @@ def required_top(rows: Sequence[SamplingParams], vocab_size: int) -> int:
 
 
 def sample(
-    logits: StepLogits, rows: Sequence[SamplingParams], positions: Sequence[int]
+    logits: StepLogits,
+    rows: Sequence[SamplingParams],
+    positions: Sequence[int],
+    rules: Sequence[LogitRules | None] = (),
 ) -> list[SampledToken | None]:
     """A token for each row of `logits`; None where the row is not finite.
 
+    `rules` change their rows before the choice; empty is none for all.
     `positions` are those the new tokens will have in their sequences. -inf is a legal logit (a
     token that cannot be chosen); NaN, +inf, or a row of nothing but -inf are not.
     """
@@ -71,15 +77,35 @@ def sample(
         if not finite[row]:
             chosen.append(None)
             continue
-        if params.temperature > 0.0:
+        if rules and (rule := rules[row]) is not None:
+            assert logits.full is not None
+            token_id = _sample_changed(logits.full[row], params, positions[row], rule)
+            if token_id < 0:
+                chosen.append(None)
+                continue
+        elif params.temperature > 0.0:
             uniform = uniform_at(params.seed, positions[row])
             token_id = _draw(logits, row, params, uniform)
         logprobs = None
         if params.logprobs is not None:
             assert logits.full is not None
-            logprobs = _logprobs(logits.full[row], token_id, params.logprobs)
+            logprobs = score(logits.full[row], token_id, params.logprobs)
         chosen.append(SampledToken(token_id, logprobs))
     return chosen
+
+
+def score(row: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:
+    """A token's log-probability under float32 [vocab], and those of the `num_top` likeliest: the
+    raw distribution, log-softmax of the unscaled logits, in float64."""
+    exact = row.astype(np.float64)
+    peak = exact.max()
+    normaliser = peak + np.log(np.exp(exact - peak).sum())
+    ids = largest(row, num_top) if num_top else np.empty(0, dtype=np.intp)
+    return TokenLogprobs(
+        float(exact[token_id] - normaliser),
+        tuple(ids.tolist()),
+        tuple((exact[ids] - normaliser).tolist()),
+    )
 
 
 def uniform_at(seed: int, position: int) -> float:
@@ -102,6 +128,21 @@ def _mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
+
+
+def _sample_changed(
+    row: Float32Array, params: SamplingParams, position: int, rules: LogitRules
+) -> int:
+    """A token of float32 [vocab] after the request's own rules; -1 where they leave none."""
+    changed = rules.apply(row)
+    rules.forbid_end(changed)
+    token_id = int(changed.argmax())
+    if not np.isfinite(changed[token_id]):
+        return -1
+    if params.temperature > 0.0:
+        uniform = uniform_at(params.seed, position)
+        token_id = _draw(StepLogits(changed[None]), 0, params, uniform)
+    return token_id
 
 
 def _draw(logits: StepLogits, row: int, params: SamplingParams, uniform: float) -> int:
@@ -161,16 +202,3 @@ def _pick(weights: _Float64Array, uniform: float) -> int:
     total = cumulative[-1]
     last = int(np.searchsorted(cumulative, total))
     return min(int(np.searchsorted(cumulative, uniform * total, side="right")), last)
-
-
-def _logprobs(row: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:
-    """Of the raw distribution: log-softmax of the unscaled logits, in float64."""
-    exact = row.astype(np.float64)
-    peak = exact.max()
-    normaliser = peak + np.log(np.exp(exact - peak).sum())
-    ids = largest(row, num_top) if num_top else np.empty(0, dtype=np.intp)
-    return TokenLogprobs(
-        float(exact[token_id] - normaliser),
-        tuple(ids.tolist()),
-        tuple((exact[ids] - normaliser).tolist()),
-    )

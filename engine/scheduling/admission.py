@@ -22,11 +22,14 @@ class Admission:
     page_size: int
 
     def follows(self, request: Request) -> bool:
-        """Whether the next page of the request is being computed by a running one.
+        """Whether the next page of the request is being computed by a running one, which it
+        need not compute itself.
 
         While that one goes on towards the last page they share nothing is compared again, so a
         crowd of followers costs a step next to nothing.
         """
+        if request.is_scoring:
+            return False
         leader = request.leader
         if (
             leader is None
@@ -41,7 +44,10 @@ class Admission:
 
     def take(self, request: Request, limit: int | None = None) -> None:
         """Match at most `limit` tokens: the request holds their pages. Of a full match the last
-        token is recomputed, for its logits."""
+        token is recomputed, for its logits, and so is all from the first position that is to be
+        scored."""
+        if request.is_scoring:
+            limit = request.num_scored if limit is None else min(limit, request.num_scored)
         match = self.cache.match(request.namespace, request.token_ids, limit)
         request.table = match.table
         request.num_computed_tokens = min(match.num_cached_tokens, request.num_tokens - 1)

@@ -1,6 +1,7 @@
 """`EngineCore`: scheduler, runner and sampler as one synchronous engine."""
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -8,8 +9,10 @@ from typing import Any
 
 from engine.api import EngineError, RequestRefused
 from engine.execution.forward_batch import SequenceChunk
+from engine.execution.grammar import GrammarCompiler
+from engine.execution.penalties import LogitRules, changes_logits
 from engine.execution.runner import ModelRunner
-from engine.execution.sampler import SampledToken, required_top, sample
+from engine.execution.sampler import SampledToken, required_top, sample, score
 from engine.limits import check_request
 from engine.scheduling.output import Outcome, OutputRules
 from engine.scheduling.request import Request
@@ -23,11 +26,14 @@ from engine.types import (
     Finished,
     FinishReason,
     PoolStats,
+    PromptLogprobs,
     Started,
     TokenDelta,
+    TokenLogprobs,
     pack_tokens,
     unpack_tokens,
 )
+from kernels.contract import Int32Array, StepLogits
 from prefix_cache.cache import AuditError, PoolCounts, PrefixCache
 from prefix_cache.key import Namespace
 
@@ -63,8 +69,11 @@ class EngineCore:
         rules: OutputRules,
         *,
         max_live: int,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`max_live` bounds the requests that wait or run; more are refused."""
+        """`max_live` bounds the requests that wait or run; more are refused. Without `grammars`,
+        requests that have one are refused."""
+        self._grammars = grammars
         self._info = info
         self._kv_dtype = kv_dtype
         self._runner = runner
@@ -90,6 +99,8 @@ class EngineCore:
         self._totals.prompt_tokens += num_prompt_tokens
         try:
             check_request(request, self._info)
+            if request.grammar and self._grammars is None:
+                raise RequestRefused("this engine has no grammars", "grammar")
             if len(self._live) >= self._max_live:
                 raise RequestRefused(f"{self._max_live} requests wait or run already", "id")
         except RequestRefused as refusal:
@@ -105,13 +116,15 @@ class EngineCore:
                 )
             )
             return
+        prompt = unpack_tokens(request.token_ids)
         live = Request(
             request,
-            unpack_tokens(request.token_ids),
+            prompt,
             self._namespace(request),
             arrival=self._totals.requests,
             now_ns=monotonic_ns(),
             max_context=self._info.max_context,
+            logit_rules=self._logit_rules(request, prompt),
         )
         self._live[request.id] = live
         self._scheduler.add(live)
@@ -179,6 +192,8 @@ class EngineCore:
             raise EngineError(str(error)) from error
 
     def close(self) -> None:
+        if self._grammars is not None:
+            self._grammars.close()
         self._runner.close()
 
     def _namespace(self, request: EngineRequest) -> Namespace:
@@ -186,6 +201,16 @@ class EngineCore:
         return Namespace(
             info.model_digest, info.numeric_mode, self._kv_dtype, request.tenant, request.salt
         )
+
+    def _logit_rules(self, request: EngineRequest, prompt: Int32Array) -> LogitRules | None:
+        sampling = request.sampling
+        matcher = None
+        if request.grammar and self._grammars is not None:
+            matcher = self._grammars.start(request.grammar)
+        if matcher is None and not changes_logits(sampling):
+            return None
+        eos = () if sampling.ignore_eos else self._rules.eos_token_ids
+        return LogitRules(sampling, prompt, eos, matcher)
 
     def _start(self, request: Request) -> Started:
         self._totals.cached_tokens += request.num_cached_tokens
@@ -197,14 +222,18 @@ class EngineCore:
         """Compute the chunks and turn what comes out into events."""
         sampled = [chunk for chunk in chunks if chunk.wants_logits]
         rows = [chunk.request.sampling for chunk in sampled]
+        scores = any(chunk.scored for chunk in chunks)
+        masked = any(chunk.request.logit_rules is not None for chunk in sampled)
         copies = [(copy.src, copy.dst) for chunk in chunks for copy in chunk.copies]
         try:
             logits = self._runner.run(
                 [_sequence_chunk(chunk) for chunk in chunks],
                 copies,
-                required_top(rows, self._info.vocab_size),
+                0 if scores or masked else required_top(rows, self._info.vocab_size),
             )
-            tokens = sample(logits, rows, [chunk.end for chunk in sampled])
+            told, logits = _score(chunks, logits) if scores else ({}, logits)
+            rules = [chunk.request.logit_rules for chunk in sampled]
+            tokens = sample(logits, rows, [chunk.end for chunk in sampled], rules)
         except Exception as fault:
             _log.exception("a step failed")
             return self._fail([c.request for c in chunks], f"the step failed: {fault}")
@@ -214,6 +243,12 @@ class EngineCore:
         chosen = iter(tokens)
         for chunk in chunks:
             token = next(chosen) if chunk.wants_logits else None
+            if chunk.scored:
+                scored = told[chunk.request.id]
+                if scored is None:
+                    events += self._fail([chunk.request], "the model's logits are not finite")
+                    continue
+                events.append(scored)
             events += self._advance(chunk, token, now_ns)
         return events
 
@@ -223,7 +258,7 @@ class EngineCore:
         """What a computed chunk means for its request."""
         request = chunk.request
         if chunk.wants_logits and token is None:
-            yield from self._fail([request], "the model's logits are not finite")
+            yield from self._fail([request], request.fault)
             return
         self._scheduler.complete(chunk, now_ns)
         self._totals.computed_tokens += chunk.end - chunk.start
@@ -285,8 +320,38 @@ def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
         chunk.end,
         chunk.num_valid,
         request.table.pages,
-        chunk.wants_logits,
+        chunk.logits,
     )
+
+
+def _score(
+    chunks: Sequence[ScheduledChunk], logits: StepLogits
+) -> tuple[dict[str, PromptLogprobs | None], StepLogits]:
+    """What the scored positions say, by request (None where it is not finite), and the rows that
+    are left to sample from."""
+    full = logits.full
+    assert full is not None
+    told: dict[str, PromptLogprobs | None] = {}
+    left: list[int] = []
+    row = 0
+    for chunk in chunks:
+        request = chunk.request
+        if chunk.scored:
+            scores: list[TokenLogprobs] = []
+            num_top = request.sampling.prompt_logprobs
+            assert num_top is not None
+            for position in chunk.scored:
+                token_id = int(request.token_ids[position + 1])
+                scores.append(score(full[row], token_id, num_top))
+                row += 1
+            good = not any(math.isnan(each.logprob) for each in scores)
+            first = chunk.scored.start + 1
+            event = PromptLogprobs(request.id, first, tuple(scores), monotonic_ns())
+            told[request.id] = event if good else None
+        if chunk.wants_logits:
+            left.append(row)
+            row += 1
+    return told, StepLogits(full[left])
 
 
 def _pool_stats(counts: PoolCounts) -> PoolStats:

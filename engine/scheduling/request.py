@@ -5,6 +5,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.execution.penalties import LogitRules
 from engine.text import StopMatcher
 from engine.types import EngineRequest, Phase, SamplingParams
 from prefix_cache.cache import PageTable
@@ -40,6 +41,8 @@ class Request:
     `table` is None unless the request runs (or is being admitted in the current plan).
     `leader`, while this one waits, computes tokens of its prompt too, up to `leads_until`.
     `max_new_tokens` is `max_tokens` cut to what the context leaves room for.
+    `num_scored`: the logits of the prompt's positions below it, which score the tokens after them,
+    are told or were not asked for.
     """
 
     __slots__ = (
@@ -52,16 +55,19 @@ class Request:
         "id",
         "leader",
         "leads_until",
+        "logit_rules",
         "max_new_tokens",
         "namespace",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_scored",
         "num_tokens",
         "prefill_end",
         "priority",
         "sampling",
+        "shown_token_ids",
         "status",
         "stop_matcher",
         "table",
@@ -76,9 +82,11 @@ class Request:
         arrival: int,
         now_ns: int,
         max_context: int,
+        logit_rules: LogitRules | None = None,
     ) -> None:
         self.id = request.id
         self.sampling: SamplingParams = request.sampling
+        self.shown_token_ids = frozenset(request.shown_token_ids)
         self.namespace = namespace
         self.priority = request.priority
         self.arrival = arrival
@@ -89,6 +97,8 @@ class Request:
         self.num_tokens = prompt.size
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
+        self.num_scored = prompt.size - 1 if self.sampling.prompt_logprobs is None else 0
+        self.logit_rules = logit_rules
         self.num_preemptions = 0
         self.prefill_end = prompt.size
         self.status = RequestStatus.WAITING
@@ -120,9 +130,26 @@ class Request:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def is_scoring(self) -> bool:
+        """Whether prompt tokens are still to be scored: their positions are computed for that."""
+        return self.num_scored < self.num_prompt_tokens - 1
+
+    @property
     def samples(self) -> bool:
         """Whether the last known token is computed for its logits; else only for its pages."""
         return self.max_new_tokens > 0
+
+    @property
+    def grammar_complete(self) -> bool:
+        """Whether the output matches its grammar and nothing can follow."""
+        matcher = self.logit_rules.matcher if self.logit_rules is not None else None
+        return matcher is not None and matcher.complete
+
+    @property
+    def fault(self) -> str:
+        """Why no token can be chosen for it."""
+        matcher = self.logit_rules.matcher if self.logit_rules is not None else None
+        return (matcher.fault if matcher else "") or "the model's logits are not finite"
 
     @property
     def paused(self) -> bool:
@@ -130,7 +157,7 @@ class Request:
         return self.credits <= 0 and self.samples
 
     def append(self, token_id: int) -> None:
-        """Add a sampled token and take one credit."""
+        """Add a sampled token, count it and take one credit."""
         if self.num_tokens == self._token_ids.size:
             grown = np.empty(self._token_ids.size * 2, dtype=np.int32)
             grown[: self.num_tokens] = self._token_ids
@@ -138,6 +165,8 @@ class Request:
         self._token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
         self.credits -= 1
+        if self.logit_rules is not None:
+            self.logit_rules.note(token_id)
 
     def move_to(self, status: RequestStatus) -> None:
         """Change status. Raises IllegalTransition."""

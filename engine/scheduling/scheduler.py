@@ -9,6 +9,9 @@ from engine.scheduling.step_plan import ScheduledChunk, StepPlan, fair_shares
 from prefix_cache.cache import PageCopy, PrefixCache
 from prefix_cache.in_flight import InFlight
 
+MAX_SCORED_ROWS = 64
+"""Prompt positions scored per step: each needs a whole row of logits."""
+
 
 class Scheduler:
     """Owns the requests and their pages; touched only by the engine's thread.
@@ -73,7 +76,7 @@ class Scheduler:
         budget = self._prefill_budget(len(decodes))
         fresh = self._admit(budget - sum(map(self._least_share, prefills)), now_ns)
         prefills += fresh
-        shares = fair_shares([r.num_uncomputed_tokens for r in prefills], budget)
+        shares = fair_shares(_wants(prefills), budget)
         wanted = [(r, 1) for r in decodes] + list(zip(prefills, shares, strict=True))
         if prefills:
             wanted.sort(key=lambda entry: entry[0].order)
@@ -89,6 +92,8 @@ class Scheduler:
         request = chunk.request
         assert request.table is not None
         request.num_computed_tokens = chunk.end
+        if chunk.scored:
+            request.num_scored = chunk.scored.stop
         self._cache.publish(request.table, request.token_ids, chunk.end)
         if chunk.start < request.prefill_end:
             request.stamp(
@@ -160,12 +165,15 @@ class Scheduler:
         start = request.num_computed_tokens
         end = min(start + num_tokens, request.num_tokens)
         wants_logits = request.samples and end == request.num_tokens
+        scored = range(max(start, request.num_scored), min(end, request.num_prompt_tokens - 1))
         if fresh:
             self._start(request, now_ns)
             if not request.num_preemptions:
                 plan.started.append(request)
         plan.chunks.append(
-            ScheduledChunk(request, start, end, request.table.num_tokens, copies, wants_logits)
+            ScheduledChunk(
+                request, start, end, request.table.num_tokens, copies, wants_logits, scored
+            )
         )
 
     def _unblock(self, request: Request, plan: StepPlan, now_ns: int) -> None:
@@ -240,6 +248,18 @@ class Scheduler:
             )
         self._cache.release(request.table)
         request.table = None
+
+
+def _wants(prefills: list[Request]) -> list[int]:
+    """How many tokens each could compute now: what is left, less where its prompt is scored."""
+    num_scoring = sum(request.is_scoring for request in prefills)
+    most = max(1, MAX_SCORED_ROWS // num_scoring) if num_scoring else 0
+    return [
+        min(request.num_uncomputed_tokens, most)
+        if request.is_scoring
+        else request.num_uncomputed_tokens
+        for request in prefills
+    ]
 
 
 def _order(request: Request) -> tuple[int, int]:

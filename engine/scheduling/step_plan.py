@@ -11,7 +11,8 @@ from prefix_cache.cache import PageCopy
 class ScheduledChunk:
     """Tokens [start, end) of a request. Slots below `num_valid` are already written: K and V of
     the tokens from `start` to there are recomputed for their logits, and not written again.
-    `copies` must be done before the step.
+    `copies` must be done before the step. The logits of the positions in `scored` score the
+    prompt's next tokens; those of the last token are sampled from if `wants_logits`.
     """
 
     request: Request
@@ -20,6 +21,14 @@ class ScheduledChunk:
     num_valid: int
     copies: tuple[PageCopy, ...]
     wants_logits: bool
+    scored: range = range(0)
+
+    @property
+    def logits(self) -> range:
+        """Positions whose logits are wanted."""
+        if not self.wants_logits:
+            return self.scored
+        return range(self.scored.start if self.scored else self.end - 1, self.end)
 
 
 @dataclass(slots=True)

@@ -16,10 +16,12 @@ from engine.types import (
     Finished,
     FinishReason,
     PoolStats,
+    PromptLogprobs,
     Started,
     TokenDelta,
     TokenLogprobs,
     pack_tokens,
+    unpack_tokens,
 )
 
 
@@ -153,6 +155,8 @@ class ScriptedCore:
         self._events.append(
             Started(run.request.id, run.num_prompt_tokens, run.num_cached_tokens, now_ns)
         )
+        if run.request.sampling.prompt_logprobs is not None and run.num_prompt_tokens > 1:
+            self._events.append(_made_up_scores(run.request, now_ns))
         run.wait_for_step(now_ns)
 
     def _say(self, run: Run, step: ScriptStep, now_ns: int) -> None:
@@ -186,7 +190,7 @@ class ScriptedCore:
         said = step.token_ids[run.offset : run.offset + room]
         if step.text is not None:
             text, stop = run.matcher.feed(b"" if run.offset else step.text)
-            return text, said, stop or b"", -1
+            return text + self._shown(run, stop), said, stop or b"", -1
         sampling = run.request.sampling
         ends = frozenset() if sampling.ignore_eos else self._eos_token_ids
         text = b""
@@ -196,8 +200,11 @@ class ScriptedCore:
             released, stop = run.matcher.feed(self._token_bytes(token_id))
             text += released
             if stop is not None:
-                return text, said[:num_said], stop, -1
+                return text + self._shown(run, stop), said[:num_said], stop, -1
         return text, said, b"", -1
+
+    def _shown(self, run: Run, stop: bytes | None) -> bytes:
+        return stop if stop and run.request.sampling.include_stop else b""
 
     def _emit(
         self, run: Run, step: ScriptStep, token_ids: tuple[int, ...], text: bytes, now_ns: int
@@ -256,3 +263,13 @@ class ScriptedCore:
             )
         )
         del self._runs[run.request.id]
+
+
+def _made_up_scores(request: EngineRequest, now_ns: int) -> PromptLogprobs:
+    """Every token of the prompt but the first was certain."""
+    num_top = request.sampling.prompt_logprobs or 0
+    scores = [
+        TokenLogprobs(0.0, (token_id,)[:num_top], (0.0,)[:num_top])
+        for token_id in unpack_tokens(request.token_ids)[1:].tolist()
+    ]
+    return PromptLogprobs(request.id, 1, tuple(scores), now_ns)

@@ -5,14 +5,14 @@ What would change the meaning when it is ignored is refused by name.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw
 
 from engine.types import MAX_TOP_LOGPROBS
-from service.conversation import Conversation, GenerationOptions, Message, Tool
+from service.conversation import Conversation, GenerationOptions, Message, OutputFormat, Tool
 from service.dialects import wire
 from service.dialects.fields import (
     INT64,
@@ -31,9 +31,11 @@ from service.dialects.fields import (
     TopK,
     TopP,
 )
+from service.dialects.output_format import ResponseFormat, decode_extras, decode_format
 from service.dialects.responses_items import decode_items, require_answered_calls
+from service.dialects.tool_choice import decode_tool_choice
 from service.errors import ApiError, invalid
-from service.model_card import ModelCard
+from service.model_card import DEFAULT_NAME, ModelCard
 
 MAX_ITEMS: Final = 10_000
 
@@ -43,12 +45,9 @@ Metadata: TypeAlias = Annotated[
 ]
 
 
-class TextFormat(msgspec.Struct, frozen=True):
-    type: str
-
-
 class TextOptions(msgspec.Struct, frozen=True):
-    format: TextFormat | None = None
+    format: ResponseFormat | None = None
+    verbosity: str | None = None
 
 
 class PromptCacheOptions(msgspec.Struct, frozen=True):
@@ -65,6 +64,7 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     store: bool | None = None
     generate: bool | None = None
     background: bool | None = None
+    stream: bool | None = None
     max_output_tokens: TokenCount | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -72,6 +72,7 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
     text: TextOptions | None = None
     metadata: Metadata | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -98,6 +99,12 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
         """False for a warm-up: the prompt is computed and nothing is sampled."""
         prewarm = self.prompt_cache_options is not None and self.prompt_cache_options.prewarm
         return self.generate is not False and not prewarm
+
+
+class TokenCountBody(ResponseCreate, frozen=True, kw_only=True):
+    """The body of a token count, which may leave out the model."""
+
+    model: Name = DEFAULT_NAME
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -155,8 +162,6 @@ class CreateRequest:
 
 
 _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
-    "background": (False,),
-    "tool_choice": ("none", "auto"),
     "top_logprobs": (0,),
     "conversation": (),
     "prompt": (),
@@ -180,28 +185,31 @@ def decode_steer(data: bytes) -> Steer:
     return wire.decode(data, Steer)
 
 
-def decode_create(data: bytes, card: ModelCard) -> CreateRequest:
-    """The request in a body.
+def decode_create(
+    data: bytes, card: ModelCard, kind: type[ResponseCreate] = ResponseCreate
+) -> CreateRequest:
+    """The request in a body of a kind.
 
     Raises ApiError: 400 with the path of the field that is wrong, 404 for an unknown model.
     """
-    body = wire.decode(data, ResponseCreate)
+    body = wire.decode(data, kind)
     card.require(body.model)
     _refuse_unsupported(body)
-    tools = body.tools or ()
-    return CreateRequest(
-        body=body,
-        input=_input(body.input),
-        tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)),
-        options=_options(body, card),
+    tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ()))
+    options = replace(
+        _options(body, card),
+        tool_choice=decode_tool_choice(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        output_format=_output_format(body),
     )
+    return CreateRequest(body=body, input=_input(body.input), tools=tools, options=options)
 
 
 def in_this_dialect(error: ApiError) -> ApiError:
     """An error of the common path, with the name its field has here."""
     if error.param is not None:
         name = error.param.removeprefix("sampling.")
-        error.param = _FIELDS.get(name, name)
+        error.param = _FIELDS.get(name, name).replace("].function.parameters", "].parameters")
     return error
 
 
@@ -210,8 +218,6 @@ def _refuse_unsupported(body: ResponseCreate) -> None:
         value = getattr(body, name)
         if value is not None and value not in neutral:
             raise wire.unsupported_value(name)
-    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-        raise wire.unsupported_value("text.format.type")
 
 
 def _input(input: str | list[Raw] | None) -> tuple[Message, ...]:
@@ -233,6 +239,14 @@ def _tool(spec: dict[str, Any], path: str) -> Tool:
         )
     function = {key: value for key, value in spec.items() if key != "type"}
     return Tool(name, {"type": "function", "function": function})
+
+
+def _output_format(body: ResponseCreate) -> OutputFormat | None:
+    asked = decode_format(body.text.format if body.text else None, "text.format", nested=False)
+    extra = decode_extras(body.structured_outputs)
+    if asked and extra:
+        raise invalid("structured_outputs", "Not both 'structured_outputs' and 'text.format'.")
+    return asked or extra
 
 
 def _options(body: ResponseCreate, card: ModelCard) -> GenerationOptions:

@@ -7,15 +7,34 @@ sequence numbers, so every event is numbered once, however it travels.
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-from engine.types import FinishReason
 from service.dialects.responses_decode import ResponseCreate, Steer
+from service.dialects.responses_output import (
+    MESSAGE,
+    REASONING,
+    OutputItem,
+    call_item,
+    message_item,
+    reasoning_item,
+)
 from service.errors import ApiError, from_failure
-from service.events import Admitted, Completed, Event, Failed, TextDelta, Usage
-from service.responses_store import ResponseStatus
+from service.events import (
+    Admitted,
+    Completed,
+    Failed,
+    PromptScored,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStarted,
+    Usage,
+)
+from service.responses_log import Cancelled, Entry, Progress
+from service.responses_store import ResponseStatus, final_status
 
 Fields: TypeAlias = dict[str, Any]
 
@@ -35,65 +54,93 @@ class ResponseEncoder:
         body: ResponseCreate,
         *,
         stream_id: str | None = None,
+        created_at: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`stream_id` is echoed on every frame; `clock` is in seconds of the epoch."""
-        self._item_id = f"msg_{response_id.removeprefix('resp_')}"
+        """`stream_id` is echoed on every frame; `clock` is in seconds of the epoch, and tells the
+        time of the end, and of the beginning unless `created_at` does."""
+        self._response_id = response_id
         self._generates = body.generates
         self._clock = clock
         self._sequence_number = 0
-        self._pieces: list[str] = []
-        self._item_open = False
+        self._item: OutputItem | None = None
         self._output: list[Fields] = []
-        self._head = _json(_echoed(response_id, body, clock()))[:-1] + b","
+        self._head = _json(_echoed(response_id, body, created_at or clock()))[:-1] + b","
         lane = b"" if stream_id is None else b',"stream_id":' + _json(stream_id)
         self._tail = lane + b"}"
-        self._delta_tail = b',"logprobs":[]' + self._tail
-        self._delta_head = b',"item_id":%b,"output_index":0,"content_index":0,"delta":' % _json(
-            self._item_id
-        )
         self.started = False
         self.finished = False
+        self.response = b""
 
-    def encode(self, event: Event) -> list[bytes]:
-        """Frames of one event, in order. Changes `started` and `finished`."""
-        if isinstance(event, TextDelta):
-            return self._delta(event.text)
-        if isinstance(event, Admitted):
-            self.started = True
-            return [
-                self._response_frame("response.created", "in_progress"),
-                self.progress(),
-            ]
-        self.finished = True
-        if isinstance(event, Completed):
-            return self._completed(event)
-        return self._failed(event)
+    def encode(self, event: Entry) -> list[bytes]:
+        """Frames of one event, in order. Changes `started`, `finished` and `response`, which is
+        the whole object as it was told last."""
+        match event:
+            case TextDelta():
+                return self._delta(MESSAGE, event.text)
+            case ReasoningDelta():
+                return self._delta(REASONING, event.text)
+            case ToolCallStarted():
+                index = len(self._output) + (self._item is not None)
+                call = call_item(self._response_id, index, event.index, event.id, event.name)
+                return self._open(call)
+            case ToolCallDelta():
+                return self._delta(event.index, event.arguments)
+            case ToolCallDone():
+                return self._close("completed")
+            case PromptScored():
+                return []
+            case Admitted():
+                self.started = True
+                return [
+                    self._response_frame("response.created", "in_progress"),
+                    self.progress(),
+                ]
+            case Completed():
+                self.finished = True
+                return self._completed(event)
+            case Failed():
+                self.finished = True
+                return self._failed(event)
+            case Cancelled():
+                self.finished = True
+                frames = self._close("incomplete")
+                end = self._response_frame("response.failed", "cancelled", usage=event.usage)
+                return [*frames, end]
+            case Progress():
+                return [self.progress()]
 
     def progress(self) -> bytes:
         """A further `response.in_progress`: tells a waiting client that the response is alive."""
         return self._response_frame("response.in_progress", "in_progress")
 
-    def _delta(self, text: str) -> list[bytes]:
+    def _delta(self, key: str | int, text: str) -> list[bytes]:
+        """A piece of the item `key`, which is opened where it is not the one that grows."""
         if not text:
             return []
-        frames = [] if self._item_open else self._open_item()
-        self._pieces.append(text)
-        number = b"%d" % self._next_number()
-        frames.append(_DELTA + number + self._delta_head + _json(text) + self._delta_tail)
+        frames: list[bytes] = []
+        item = self._item
+        if item is None or item.key != key:
+            index = len(self._output) + (item is not None)
+            make = reasoning_item if key == REASONING else message_item
+            item = make(self._response_id, index)
+            frames = self._open(item)
+        item.add(text)
+        head, number = item.delta
+        frames.append(head + _json(text) + number + b"%d" % self._next_number() + self._tail)
         return frames
 
     def _completed(self, event: Completed) -> list[bytes]:
         status = final_status(event, generates=self._generates)
         frames: list[bytes] = []
-        if self._generates:
-            frames += [] if self._item_open else self._open_item()
-            frames += self._close_item(status)
+        if self._generates and self._item is None and not self._output:
+            frames += self._open(message_item(self._response_id, 0))
+        frames += self._interrupt(status)
         frames.append(self._response_frame(f"response.{status}", status, usage=event.usage))
         return frames
 
     def _failed(self, event: Failed) -> list[bytes]:
-        frames = self._close_item("incomplete") if self._item_open else []
+        frames = self._close("incomplete")
         error: Fields = {
             "code": from_failure(event).code or "server_error",
             "message": event.message,
@@ -103,37 +150,25 @@ class ResponseEncoder:
         )
         return frames
 
-    def _open_item(self) -> list[bytes]:
-        self._item_open = True
-        item = self._item("in_progress", [])
-        return [
-            self._frame("response.output_item.added", {"output_index": 0, "item": item}),
-            self._frame("response.content_part.added", self._place() | {"part": _part("")}),
-        ]
+    def _open(self, item: OutputItem) -> list[bytes]:
+        """Begin an item; the one before it has ended."""
+        frames = self._interrupt("completed")
+        self._item = item
+        return frames + item.opened(self._frame)
 
-    def _close_item(self, status: str) -> list[bytes]:
-        text = "".join(self._pieces)
-        item = self._item(status, [_part(text)])
+    def _interrupt(self, status: str) -> list[bytes]:
+        """End the item that grows because something else comes: a call is incomplete then."""
+        cut = self._item is not None and isinstance(self._item.key, int)
+        return self._close("incomplete" if cut else status)
+
+    def _close(self, status: str) -> list[bytes]:
+        """End the item that grows, if there is one."""
+        if self._item is None:
+            return []
+        frames, item = self._item.closed(self._frame, status)
+        self._item = None
         self._output.append(item)
-        return [
-            self._frame(
-                "response.output_text.done", self._place() | {"text": text, "logprobs": []}
-            ),
-            self._frame("response.content_part.done", self._place() | {"part": _part(text)}),
-            self._frame("response.output_item.done", {"output_index": 0, "item": item}),
-        ]
-
-    def _item(self, status: str, content: list[Fields]) -> Fields:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def _place(self) -> Fields:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        return frames
 
     def _frame(self, type: str, fields: Fields) -> bytes:
         head: Fields = {"type": type, "sequence_number": self._next_number()}
@@ -160,23 +195,13 @@ class ResponseEncoder:
             type.encode(),
             self._next_number(),
         )
-        return head + self._head + _json(state)[1:] + self._tail
+        self.response = self._head + _json(state)[1:]
+        return head + self.response + self._tail
 
     def _next_number(self) -> int:
         number = self._sequence_number
         self._sequence_number += 1
         return number
-
-
-def final_status(event: Completed | Failed, *, generates: bool) -> ResponseStatus:
-    """How a response ended; a warm-up that computed its prompt is complete."""
-    if isinstance(event, Failed):
-        return "failed"
-    cut = generates and event.finish_reason is FinishReason.LENGTH
-    return "incomplete" if cut else "completed"
-
-
-_DELTA: Final = b'{"type":"response.output_text.delta","sequence_number":'
 
 
 def ws_error(error: ApiError, stream_id: str | None = None) -> bytes:
@@ -221,10 +246,6 @@ def steer_failed(steer: Steer) -> bytes:
     )
 
 
-def _part(text: str) -> Fields:
-    return {"type": "output_text", "text": text, "annotations": []}
-
-
 def _usage(usage: Usage) -> Fields:
     return {
         "input_tokens": usage.prompt_tokens,
@@ -245,7 +266,7 @@ def _echoed(response_id: str, body: ResponseCreate, created_at: float) -> Fields
         "object": "response",
         "created_at": created_at,
         "model": body.model,
-        "background": False,
+        "background": body.background is True,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
@@ -256,7 +277,7 @@ def _echoed(response_id: str, body: ResponseCreate, created_at: float) -> Fields
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": (body.text and body.text.format) or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_logprobs": 0,

@@ -37,6 +37,14 @@ def decode(data: bytes | str | msgspec.Raw, kind: type[T], path: str = "") -> T:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
 
 
+def convert(fields: dict[str, str], kind: type[T]) -> T:
+    """Texts, as a query string holds them, as a `kind`. Raises ApiError 400 as `decode` does."""
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), "") from None
+
+
 def _refusal(message: str, prefix: str) -> ApiError:
     where = _PATH.search(message)
     what = message[: where.start()] if where else message
@@ -82,6 +90,17 @@ def encode_error(error: ApiError) -> bytes:
                 "code": error.code,
             }
         }
+    )
+
+
+def one_line(encoded: bytes) -> bytes:
+    """JSON without the raw line ends that some clients split SSE at: U+0085, U+2028, U+2029."""
+    if encoded.isascii():
+        return encoded
+    return (
+        encoded.replace(b"\xc2\x85", b"\\u0085")
+        .replace(b"\xe2\x80\xa8", b"\\u2028")
+        .replace(b"\xe2\x80\xa9", b"\\u2029")
     )
 
 

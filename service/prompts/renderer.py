@@ -12,6 +12,7 @@ from engine.text import TextAssets
 from service.conversation import Conversation, JSONValue
 from service.errors import ApiError, invalid
 from service.prompts.messages import template_messages
+from service.prompts.replay import TokenReplay
 from service.prompts.template import ChatTemplate, OutputTooLong
 
 _NUM_WORKERS: Final = 2
@@ -25,10 +26,14 @@ trims."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedPrompt:
-    """token_ids: shape [num_tokens], int32, at least 1; text: what was tokenised."""
+    """token_ids: shape [num_tokens], int32, at least 1; text: what was tokenised.
+
+    The first `num_replayed` ids are those of a former prompt and its answer.
+    """
 
     token_ids: NDArray[np.int32]
     text: str
+    num_replayed: int = 0
 
 
 class PromptRenderer:
@@ -47,20 +52,24 @@ class PromptRenderer:
         self._assets = assets
         self._template = ChatTemplate(assets.path, assets.chat_template)
         self._special = {"bos_token": assets.bos_token, "eos_token": assets.eos_token}
+        self._replay = TokenReplay(assets.tokenizer, assets.vocabulary, assets.encoder.encode)
         self._max_context = max_context
         shrink = 1 if assets.tokenizer.normalizer is None else _MAX_NFC_SHRINK
         self._max_token_bytes = assets.vocabulary.max_token_bytes * shrink
         self._limiter = CapacityLimiter(_NUM_WORKERS)
 
-    async def render(self, conversation: Conversation) -> RenderedPrompt:
-        """The prompt of a conversation.
+    async def render(
+        self, conversation: Conversation, former: NDArray[np.int32] | None = None
+    ) -> RenderedPrompt:
+        """The prompt of a conversation. `former` are the ids of a prompt and of what was generated
+        after it: where the rendered text begins with theirs, they are taken over.
 
         Raises ApiError, all 400: for messages that the template refuses, for a prompt of
         `max_context` tokens or more (code "context_length_exceeded"; one token must be left for
         the answer) and for one of none. A prompt that cannot fit is refused before it is
         tokenised.
         """
-        return await to_thread.run_sync(self._render, conversation, limiter=self._limiter)
+        return await to_thread.run_sync(self._render, conversation, former, limiter=self._limiter)
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
         """Token ids of a text, of any length. Raises ApiError (400) where it is not Unicode."""
@@ -75,17 +84,23 @@ class PromptRenderer:
         """
         return await to_thread.run_sync(self._decode, token_ids, limiter=self._limiter)
 
-    def _render(self, conversation: Conversation) -> RenderedPrompt:
+    def _render(
+        self, conversation: Conversation, former: NDArray[np.int32] | None
+    ) -> RenderedPrompt:
         text = self._render_text(conversation)
-        num_bytes = len(_utf8(text, "messages"))
+        data = _utf8(text, "messages")
+        num_bytes = len(data)
         if num_bytes > self._max_context * self._max_token_bytes:
             raise self._too_long(f"at least {-(-num_bytes // self._max_token_bytes)}")
-        token_ids = self._assets.encoder.encode(text)
+        if former is None:
+            token_ids, num_replayed = self._assets.encoder.encode(text), 0
+        else:
+            token_ids, num_replayed = self._replay.splice(data, former)
         if len(token_ids) >= self._max_context:
             raise self._too_long(str(len(token_ids)))
         if not len(token_ids):
             raise invalid("messages", "The messages render to no tokens.")
-        return RenderedPrompt(token_ids, text)
+        return RenderedPrompt(token_ids, text, num_replayed)
 
     def _render_text(self, conversation: Conversation) -> str:
         if not conversation.messages:

@@ -1,8 +1,8 @@
 """Server-sent events: one generation's events to one client, at the client's pace."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 from starlette.types import Scope, Send
@@ -20,12 +20,22 @@ HEADERS = [
 ]
 
 
-class StreamEncoder(Protocol):
+class KeepAlive(Protocol):
+    """What fills a silence."""
+
+    def keep_alive(self) -> bytes: ...
+
+
+class StreamEncoder(KeepAlive, Protocol):
     """What a dialect makes of events: whole SSE frames."""
 
     def encode(self, event: Event) -> bytes: ...
 
-    def keep_alive(self) -> bytes: ...
+
+class ChoiceEncoder(KeepAlive, Protocol):
+    """The same, for an answer of several choices."""
+
+    def encode(self, event: Event, index: int) -> bytes: ...
 
 
 async def send_events(
@@ -42,9 +52,8 @@ async def send_events(
     Frames that are ready together go out in one write. After `limits.keep_alive_s` of silence
     the encoder's keep-alive is sent. The caller closes `events` and watches for disconnects.
     """
-    outbox: Outbox[bytes] = Outbox(limits.outbox_frames, limits.outbox_bytes)
 
-    async def read() -> None:
+    async def read(outbox: Outbox[bytes]) -> None:
         await outbox.put(encode(first))
         async for event in events:
             await outbox.put(encode(event))
@@ -57,18 +66,87 @@ async def send_events(
         record.num_bytes += len(frame)
         return frame
 
+    await _send_frames(scope, send, read, encoder, limits)
+
+
+async def send_choices(
+    scope: Scope,
+    send: Send,
+    first: Sequence[Event],
+    choices: Sequence[AsyncGenerator[Event, None]],
+    encoder: ChoiceEncoder,
+    records: Sequence[RequestRecord],
+    limits: Limits,
+) -> None:
+    """As `send_events`, for generations side by side: until all have ended, or one has failed."""
+
+    async def read(outbox: Outbox[bytes]) -> None:
+        for index, event in enumerate(first):
+            await put(outbox, event, index)
+        async with anyio.create_task_group() as tasks:
+            for index, events in enumerate(choices):
+                tasks.start_soon(read_choice, outbox, events, index, tasks.cancel_scope)
+        outbox.close()
+
+    async def read_choice(
+        outbox: Outbox[bytes],
+        events: AsyncGenerator[Event, None],
+        index: int,
+        all_choices: anyio.CancelScope,
+    ) -> None:
+        async for event in events:
+            await put(outbox, event, index)
+            if isinstance(event, Failed):
+                all_choices.cancel()
+                return
+
+    async def put(outbox: Outbox[bytes], event: Event, index: int) -> None:
+        if frame := encoder.encode(event, index):
+            records[index].num_frames += 1
+            records[index].num_bytes += len(frame)
+            await outbox.put(frame)
+
+    await _send_frames(scope, send, read, encoder, limits)
+
+
+async def send_frames(
+    scope: Scope,
+    send: Send,
+    frames: AsyncGenerator[bytes, None],
+    silence: KeepAlive,
+    limits: Limits,
+) -> None:
+    """As `send_events`, for frames that are made already: until there are no more."""
+
+    async def read(outbox: Outbox[bytes]) -> None:
+        async for frame in frames:
+            await outbox.put(frame)
+        outbox.close()
+
+    await _send_frames(scope, send, read, silence, limits)
+
+
+async def _send_frames(
+    scope: Scope,
+    send: Send,
+    read: Callable[[Outbox[bytes]], Coroutine[Any, Any, None]],
+    encoder: KeepAlive,
+    limits: Limits,
+) -> None:
+    """Write what `read` puts into its outbox, until it closes it."""
+    outbox: Outbox[bytes] = Outbox(limits.outbox_frames, limits.outbox_bytes)
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     async with anyio.create_task_group() as probing:
         probing.start_soon(_probe, scope, outbox, encoder)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(read)
+            tasks.start_soon(read, outbox)
             await _write(send, outbox, encoder, limits.keep_alive_s)
         probing.cancel_scope.cancel()
     await send({"type": "http.response.body", "body": b""})
 
 
 async def _write(
-    send: Send, outbox: Outbox[bytes], encoder: StreamEncoder, keep_alive_s: float
+    send: Send, outbox: Outbox[bytes], encoder: KeepAlive, keep_alive_s: float
 ) -> None:
     while True:
         frames = [encoder.keep_alive()]
@@ -79,7 +157,7 @@ async def _write(
         await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
 
 
-async def _probe(scope: Scope, outbox: Outbox[bytes], encoder: StreamEncoder) -> None:
+async def _probe(scope: Scope, outbox: Outbox[bytes], encoder: KeepAlive) -> None:
     """When the client has closed its side, find out whether it still reads.
 
     A half-closed and a closed connection look the same until something is written: a closed one

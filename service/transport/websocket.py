@@ -6,7 +6,7 @@ ends, however it does, its turns are cancelled, which aborts them in the engine 
 
 import logging
 import time
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -14,8 +14,7 @@ from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from engine.types import SHARED_TENANT, Phase
-from service.conversation import GenerationRequest
+from engine.types import Phase
 from service.dialects import wire
 from service.dialects.responses_decode import (
     CreateRequest,
@@ -24,15 +23,9 @@ from service.dialects.responses_decode import (
     decode_steer,
     in_this_dialect,
 )
-from service.dialects.responses_encode import (
-    ResponseEncoder,
-    final_status,
-    steer_failed,
-    ws_error,
-)
+from service.dialects.responses_encode import steer_failed, ws_error
 from service.errors import RETRY_SOON, ApiError, invalid
-from service.events import Admitted, Event, Failed, RequestRecord, TextDelta
-from service.responses_store import StoredResponse
+from service.responses import OUR_FAULT, Origin, Turn
 from service.services import Services
 from service.transport.http import decode_body
 from service.transport.lanes import LaneLimits, Lanes, check_stream_id
@@ -40,7 +33,6 @@ from service.transport.outbox import Outbox, OutboxClosed
 
 GOING_AWAY = 1001
 SERVICE_RESTART = 1012
-OUR_FAULT = "The server failed on this request; this is its fault."
 
 log = logging.getLogger(__name__)
 
@@ -100,13 +92,11 @@ class _Arrival:
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
-    """A running response. `sending` keeps its frames in the order of their numbers."""
+class _Sending:
+    """A running response. `lock` keeps its frames in the order of their numbers."""
 
-    encoder: ResponseEncoder
-    record: RequestRecord
-    stored: StoredResponse
-    sending: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
+    turn: Turn
+    lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     quiet: bool = False
 
 
@@ -120,7 +110,7 @@ class _Connection:
         self._limits = limits
         edge = services.settings.limits
         self._outbox: Outbox[bytes] = Outbox(edge.outbox_frames, edge.outbox_bytes)
-        self._turns: set[_Turn] = set()
+        self._turns: set[_Sending] = set()
         self._close_code = GOING_AWAY
         self._closing = False
 
@@ -132,8 +122,8 @@ class _Connection:
             tasks.start_soon(self._close_in_time, lanes)
             tasks.start_soon(self._keep_talking)
             await self._read(lanes)
-            for turn in self._turns:
-                turn.record.disconnected_ns = time.monotonic_ns()
+            for sending in self._turns:
+                sending.turn.record.disconnected_ns = time.monotonic_ns()
             tasks.cancel_scope.cancel()
 
     async def _read(self, lanes: Lanes[_Arrival]) -> None:
@@ -173,7 +163,10 @@ class _Connection:
             return decode_create(body, services.card)
 
         try:
-            return _Arrival(await decode_body(data, decode, services.settings.limits), time_ns)
+            request = await decode_body(data, decode, services.settings.limits)
+            if request.body.background:
+                raise wire.unsupported_value("background")
+            return _Arrival(request, time_ns)
         except ApiError as error:
             return _Arrival(error, time_ns)
 
@@ -200,88 +193,25 @@ class _Connection:
         self, stream_id: str | None, request: CreateRequest, arrived_ns: int
     ) -> None:
         """Raises ApiError for what is refused before `response.created` was sent."""
-        body, store = request.body, self._services.responses
-        stored = store.begin(
-            SHARED_TENANT,
-            request.input,
-            previous=self._previous(body.previous_response_id),
-            generates=body.generates,
-        )
-        turn = _Turn(
-            encoder=ResponseEncoder(stored.id, body, stream_id=stream_id),
-            record=self._record(request, stored, arrived_ns),
-            stored=stored,
-        )
-        self._turns.add(turn)
-        try:
-            await self._generate(turn, request)
-        finally:
-            self._turns.remove(turn)
-            if not turn.encoder.started:
-                store.discard(stored)
-            elif stored.status == "in_progress":
-                store.finish(stored, "cancelled")
-
-    async def _generate(self, turn: _Turn, request: CreateRequest) -> None:
-        generation = GenerationRequest(
-            id=turn.stored.id,
-            model=self._services.card.id,
-            conversation=request.conversation(turn.stored.prompt()),
-            options=request.options,
-        )
-        async with aclosing(self._services.generator.run(generation, turn.record)) as events:
-            async for event in events:
-                self._remember(turn.stored, event)
-                await self._send(turn, event)
-
-    def _remember(self, stored: StoredResponse, event: Event) -> None:
-        """Before the client is told, so that what it was told of can be continued."""
-        store = self._services.responses
-        if isinstance(event, TextDelta):
-            store.append(stored, event.text)
-        elif isinstance(event, Failed):
-            store.finish(stored, "failed")
-        elif not isinstance(event, Admitted):
-            status = final_status(event, generates=stored.generates)
-            store.finish(stored, status, event.token_ids)
-
-    async def _send(self, turn: _Turn, event: Event) -> None:
-        async with turn.sending:
-            turn.quiet = False
-            for frame in turn.encoder.encode(event):
-                turn.record.num_frames += 1
-                turn.record.num_bytes += len(frame)
-                await self._outbox.put(frame)
-
-    def _previous(self, response_id: str | None) -> StoredResponse | None:
-        if response_id is None:
-            return None
-        previous = self._services.responses.get(SHARED_TENANT, response_id)
-        if previous is None:
-            raise invalid(
-                "previous_response_id",
-                f"Previous response with id {response_id!r} not found.",
-                "previous_response_not_found",
-            )
-        return previous
-
-    def _record(
-        self, request: CreateRequest, stored: StoredResponse, arrived_ns: int
-    ) -> RequestRecord:
-        traceparent, tracestate = request.trace_context(self._websocket.headers)
-        record = RequestRecord(
-            operation="chat",
-            model=self._services.card.id,
-            start_ns=arrived_ns,
+        origin = Origin(
             request_id=self._websocket.scope["state"]["request_id"],
-            stream=True,
-            traceparent=traceparent,
-            tracestate=tracestate,
-            conversation_id=stored.conversation_id,
-            previous_response_id=request.body.previous_response_id,
+            headers=self._websocket.headers,
+            arrived_ns=arrived_ns,
+            streamed=True,
         )
-        record.phases.append(Phase("lane", arrived_ns, time.monotonic_ns()))
-        return record
+        responses = self._services.responses
+        async with responses.run(request, origin, on_socket=True, stream_id=stream_id) as turn:
+            turn.record.phases.append(Phase("lane", arrived_ns, time.monotonic_ns()))
+            sending = _Sending(turn)
+            self._turns.add(sending)
+            try:
+                async for event in turn.events:
+                    async with sending.lock:
+                        sending.quiet = False
+                        for frame in turn.take(event):
+                            await self._outbox.put(frame)
+            finally:
+                self._turns.remove(sending)
 
     def _refusal(self) -> ApiError:
         return _shutting_down() if self.draining.is_set() else _too_old()
@@ -314,13 +244,13 @@ class _Connection:
         """A sign of life for every response that was silent for a while."""
         while True:
             await anyio.sleep(self._limits.max_silence_s / 2)
-            for turn in list(self._turns):
-                encoder = turn.encoder
-                if turn.quiet and encoder.started and not turn.sending.locked():
-                    async with turn.sending:
-                        if not encoder.finished:
-                            await self._outbox.put(encoder.progress())
-                turn.quiet = True
+            for sending in list(self._turns):
+                turn = sending.turn
+                if sending.quiet and turn.encoder.started and not sending.lock.locked():
+                    async with sending.lock:
+                        for frame in turn.progress():
+                            await self._outbox.put(frame)
+                sending.quiet = True
 
 
 async def _deny(websocket: WebSocket, error: ApiError) -> None:

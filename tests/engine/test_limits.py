@@ -8,7 +8,7 @@ import pytest
 from engine.api import RequestRefused
 from engine.limits import MAX_CREDITS, MAX_STOP_BYTES, MAX_STOPS, check_request
 from engine.scripted import ScriptFile
-from engine.types import EngineRequest, SamplingParams, pack_tokens
+from engine.types import MAX_BIASES, EngineRequest, SamplingParams, pack_tokens
 
 INFO = ScriptFile(vocab_size=1000, max_context=100, num_pages=5).info(page_size=16)
 FITTING = EngineRequest("r", pack_tokens([0, 999]), SamplingParams(10))
@@ -53,6 +53,21 @@ REFUSED = [
     (sampling(top_k=-1), "sampling.top_k"),
     (sampling(min_p=float("nan")), "sampling.min_p"),
     (sampling(seed=-1), "sampling.seed"),
+    (sampling(frequency_penalty=2.1), "sampling.frequency_penalty"),
+    (sampling(presence_penalty=float("nan")), "sampling.presence_penalty"),
+    (sampling(repetition_penalty=0.0), "sampling.repetition_penalty"),
+    (sampling(repetition_penalty=float("nan")), "sampling.repetition_penalty"),
+    (sampling(logit_bias=((-1, 1.0),)), "sampling.logit_bias"),
+    (sampling(logit_bias=((1000, 1.0),)), "sampling.logit_bias"),
+    (sampling(logit_bias=((2**31, 1.0),)), "sampling.logit_bias"),
+    (sampling(logit_bias=((1, float("nan")),)), "sampling.logit_bias"),
+    (sampling(logit_bias=((1, 100.5),)), "sampling.logit_bias"),
+    (sampling(logit_bias=((1, 1.0),) * (MAX_BIASES + 1)), "sampling.logit_bias"),
+    (sampling(allowed_token_ids=(0, 1000)), "sampling.allowed_token_ids"),
+    (sampling(allowed_token_ids=(1,) * (MAX_BIASES + 1)), "sampling.allowed_token_ids"),
+    (sampling(min_tokens=-1), "sampling.min_tokens"),
+    (sampling(prompt_logprobs=21), "sampling.prompt_logprobs"),
+    (sampling(prompt_logprobs=-1), "sampling.prompt_logprobs"),
     (sampling(seed=2**63), "sampling.seed"),
     (sampling(stop=("text",)), "sampling.stop"),
     (sampling(stop=(b"",)), "sampling.stop"),

@@ -16,6 +16,7 @@ from engine.types import (
     EngineEvent,
     EngineRequest,
     Finished,
+    PromptLogprobs,
     SamplingParams,
     Started,
     TokenDelta,
@@ -124,6 +125,8 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     started: Started | None = None
     finished: Finished | None = None
+    scored: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from position 1 on."""
 
 
 class Driver:
@@ -201,6 +204,10 @@ class Driver:
             case Started():
                 assert answer.started is None
                 answer.started = event
+            case PromptLogprobs():
+                assert answer.started is not None and not answer.tokens
+                assert event.start == len(answer.scored) + 1
+                answer.scored += event.logprobs
             case TokenDelta():
                 assert answer.started is not None
                 answer.tokens += unpack_tokens(event.token_ids).tolist()

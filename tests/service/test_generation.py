@@ -24,6 +24,8 @@ from service.errors import ApiError
 from service.events import Admitted, Completed, Event, Failed, RequestRecord, TextDelta, Usage
 from service.generation import Generator
 from service.prompts import PromptRenderer
+from service.tools.formats import format_of
+from service.tools.reader import AnswerReaders
 from tests.service.conftest import CONTEXT, INFO, Records, byte_assets
 
 pytestmark = pytest.mark.anyio
@@ -72,7 +74,8 @@ FINISHED = Finished("r", FinishReason.STOP, 3, 2, 2, 12)
 def make(engine: BrokenEngine) -> tuple[Generator, Records]:
     records = Records()
     renderer = PromptRenderer(byte_assets(), CONTEXT)
-    return Generator(cast(Engine, engine), renderer, records), records
+    readers = AnswerReaders(byte_assets(), format_of(None))
+    return Generator(cast(Engine, engine), renderer, readers, records), records
 
 
 def request(max_tokens: int | None = None) -> GenerationRequest:

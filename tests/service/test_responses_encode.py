@@ -9,7 +9,18 @@ from engine.types import FinishReason
 from service.dialects.responses_decode import ResponseCreate, Steer
 from service.dialects.responses_encode import ResponseEncoder, steer_failed, ws_error
 from service.errors import RETRY_SOON, ApiError, invalid
-from service.events import Admitted, Completed, Event, Failed, TextDelta, Usage
+from service.events import (
+    Admitted,
+    Completed,
+    Event,
+    Failed,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStarted,
+    Usage,
+)
 
 USAGE = Usage(prompt_tokens=10, cached_tokens=8, output_tokens=3)
 TEXT_TYPES = [
@@ -189,3 +200,57 @@ def test_a_refused_steer_returns_its_input() -> None:
     assert frame["type"] == "response.steer.failed"
     assert frame["error"]["code"] == "steering_not_supported"
     assert frame["steer"] == {"previous_response_id": "resp_9", "input": "hurry"}
+
+
+CALL = (ToolCallStarted(0, "call_1", "w"), ToolCallDelta(0, '{"city":'), ToolCallDelta(0, '"ö"}'))
+
+
+def test_thoughts_text_and_calls_are_items_of_their_own() -> None:
+    said = (ReasoningDelta("hm"), TextDelta("Look"), *CALL, ToolCallDone(0))
+    events = frames(encoder(), Admitted(10), *said, Completed(FinishReason.STOP, USAGE))
+    assert [event["type"].removeprefix("response.") for event in events[2:]] == [
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    assert [event["output_index"] for event in added] == [0, 1, 2]
+    assert added[2]["item"]["arguments"] == ""
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == events[-1]["response"]["output"]
+    assert [event["item"]["id"] for event in added] == [item["id"] for item in done]
+    call = {"call_id": "call_1", "name": "w", "arguments": '{"city":"ö"}', "status": "completed"}
+    assert done[2].items() >= call.items()
+    assert events[-3]["arguments"] == '{"city":"ö"}'
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (Completed(FinishReason.LENGTH, USAGE), "incomplete"),
+        (Completed(FinishReason.STOP, USAGE), "completed"),
+        (Failed(FinishReason.ERROR, "broken", USAGE), "failed"),
+    ],
+)
+def test_a_call_that_was_cut_is_incomplete(end: Event, status: str) -> None:
+    events = frames(encoder(), Admitted(10), *CALL[:2], end)
+    response = events[-1]["response"]
+    assert response["status"] == status
+    [item] = response["output"]
+    assert (item["status"], item["arguments"]) == ("incomplete", '{"city":')

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.conversation import Message
+from engine.types import FinishReason
+from service.conversation import Message, ToolCall
+from service.events import (
+    Completed,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallDone,
+    ToolCallStarted,
+    Usage,
+)
+from service.responses_log import Cancelled
 from service.responses_store import ResponsesStore, StoredResponse
 
 
@@ -23,9 +33,13 @@ def user(text: str) -> tuple[Message, ...]:
 
 def say(store: ResponsesStore, response: StoredResponse, *pieces: str) -> StoredResponse:
     for piece in pieces:
-        store.append(response, piece)
-    store.finish(response, "completed", (1, 2, 3))
+        store.append(response, TextDelta(piece))
+    store.append(response, end(1, 2, 3))
     return response
+
+
+def end(*token_ids: int, reason: FinishReason = FinishReason.STOP) -> Completed:
+    return Completed(reason, Usage(1, 0, len(token_ids)), token_ids=token_ids)
 
 
 def texts(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
@@ -52,7 +66,7 @@ def test_a_fork_of_a_running_response_keeps_what_it_saw() -> None:
     store = ResponsesStore()
     running = store.begin("a", user("count"))
     early = store.begin("a", user("stop"), previous=running)
-    store.append(running, "1, 2")
+    store.append(running, TextDelta("1, 2"))
     later = store.begin("a", user("stop"), previous=running)
     say(store, running, ", 3")
     assert texts(early.prompt()) == [("user", "count"), ("user", "stop")]
@@ -65,11 +79,13 @@ def test_a_fork_of_a_running_response_keeps_what_it_saw() -> None:
 def test_an_incomplete_response_can_be_forked_and_a_warm_up_leaves_no_turn() -> None:
     store = ResponsesStore()
     cut = store.begin("a", user("go"))
-    store.append(cut, "half a sen")
-    store.finish(cut, "incomplete")
+    store.append(cut, TextDelta("half a sen"))
+    store.append(cut, end(1, reason=FinishReason.LENGTH))
+    assert cut.status == "incomplete"
     assert texts(cut.turn()) == [("assistant", "half a sen")]
     warm = store.begin("a", user("tools"), generates=False)
-    store.finish(warm, "completed")
+    store.append(warm, end(reason=FinishReason.LENGTH))
+    assert warm.status == "completed"
     assert texts(store.begin("a", user("hi"), previous=warm).prompt()) == [
         ("user", "tools"),
         ("user", "hi"),
@@ -80,6 +96,53 @@ def test_a_completed_response_that_said_nothing_still_took_its_turn() -> None:
     store = ResponsesStore()
     silent = say(store, store.begin("a", user("shh")))
     assert texts(silent.turn()) == [("assistant", "")]
+
+
+def test_calls_are_part_of_the_turn_once_they_are_complete() -> None:
+    store = ResponsesStore()
+    response = store.begin("a", user("weather?"))
+    store.append(response, TextDelta("Let me look."))
+    store.append(response, ToolCallStarted(0, "call_1", "weather"))
+    store.append(response, ToolCallDelta(0, '{"city":'))
+    store.append(response, ToolCallDelta(0, '"Rome"}'))
+    assert response.turn() == (Message("assistant", "Let me look."),)
+    store.append(response, ToolCallDone(0))
+    store.append(response, ToolCallStarted(1, "call_2", "cut"))
+    said = Message(
+        "assistant",
+        "Let me look.",
+        tool_calls=(ToolCall("call_1", "weather", '{"city":"Rome"}'),),
+    )
+    assert response.turn() == (said,)
+    store.append(response, Cancelled())
+    assert response.turn() == (said,)
+    store.check()
+
+
+def test_a_deleted_response_is_gone_at_once_and_its_bytes_when_it_has_ended() -> None:
+    store = ResponsesStore()
+    running = store.begin("a", user("long"))
+    store.delete(running)
+    assert store.get("a", running.id) is None
+    assert store.num_bytes > 0
+    say(store, running, "x")
+    assert store.num_bytes == 0
+    parent = say(store, store.begin("a", user("p")), "x")
+    child = store.begin("a", user("c"), previous=parent)
+    store.delete(parent)
+    assert store.get("a", parent.id) is None
+    assert texts(child.prompt())[0] == ("user", "p")
+    store.check()
+
+
+def test_what_is_told_again_counts_to_the_bytes() -> None:
+    store = ResponsesStore()
+    response = store.begin("a", user("x"))
+    before = store.num_bytes
+    for _ in range(1000):
+        store.append(response, TextDelta("abcd"))
+    assert store.num_bytes - before > 15 * 4000 / 4
+    store.check()
 
 
 def test_ids_belong_to_their_tenant() -> None:
@@ -113,13 +176,13 @@ def test_a_running_response_outlives_its_time_and_the_cap() -> None:
     running = store.begin("a", user("long"))
     clock.now = 50
     assert store.get("a", running.id) is running
-    store.finish(running, "completed")
+    store.append(running, end(1))
     assert store.get("a", running.id) is None
     assert store.num_bytes == 0
 
 
 def test_the_byte_cap_drops_the_least_recently_used_and_ends_of_chains_first() -> None:
-    store = ResponsesStore(max_bytes=9_500)
+    store = ResponsesStore(max_bytes=11_000)
     old = say(store, store.begin("a", user("x" * 2000)), "a")
     root = say(store, store.begin("a", user("y" * 2000)), "b")
     leaf = say(store, store.begin("a", user("z" * 1000), previous=root), "c")
@@ -129,7 +192,7 @@ def test_the_byte_cap_drops_the_least_recently_used_and_ends_of_chains_first() -
     big = say(store, store.begin("a", user("v" * 3000)), "e")
     assert store.get("a", leaf.id) is None
     assert all(store.get("a", kept.id) is kept for kept in (root, small, big))
-    assert store.num_bytes <= 9_500
+    assert store.num_bytes <= 11_000
     store.check()
 
 
@@ -150,7 +213,9 @@ def test_a_dropped_predecessor_stays_readable_through_its_continuation() -> None
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["begin", "fork", "say", "end", "wait"]), st.integers(0, 7)),
+        st.tuples(
+            st.sampled_from(["begin", "fork", "say", "end", "delete", "wait"]), st.integers(0, 7)
+        ),
         max_size=60,
     )
 )
@@ -169,14 +234,19 @@ def test_bytes_and_holders_add_up_after_every_operation(steps: list[tuple[str, i
                 running.append(store.begin("a", user("f" * 100 * number), previous=previous))
                 known.append(running[-1])
         elif action == "say" and running:
-            store.append(running[number % len(running)], "word " * number * 50)
+            store.append(running[number % len(running)], TextDelta("word " * number * 50))
         elif action == "end" and running:
-            store.finish(running.pop(number % len(running)), "completed", (number,))
+            store.append(running.pop(number % len(running)), end(number))
+        elif action == "delete" and known:
+            response = store.get("a", known[number % len(known)].id)
+            if response is not None:
+                store.delete(response)
         elif action == "wait":
             clock.now += number
         store.check()
     for response in running:
-        store.finish(response, "cancelled")
+        store.append(response, Cancelled())
+        assert response.status == "cancelled"
     clock.now += 100
     assert store.get("a", "resp_none") is None
     assert len(store) == store.num_bytes == 0

@@ -17,7 +17,12 @@ def chunk(
 ) -> SequenceChunk:
     tokens = (np.arange(end + 5, dtype=np.int32) + start) % VOCAB
     return SequenceChunk(
-        tokens, start, end, start if num_valid is None else num_valid, pages, logits
+        tokens,
+        start,
+        end,
+        start if num_valid is None else num_valid,
+        pages,
+        range(end - 1, end) if logits else range(0),
     )
 
 

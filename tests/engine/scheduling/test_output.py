@@ -85,6 +85,21 @@ def test_a_stop_in_the_last_token_wins_over_the_length() -> None:
     assert (text(taken), taken[-1].reason) == (b"A", FinishReason.STOP)
 
 
+def test_what_ended_it_may_be_shown() -> None:
+    shown = SamplingParams(9, stop=(b"CD",), stop_token_ids=(3,), include_stop=True)
+    taken = outcomes([0, 1, 2], shown)
+    assert (text(taken), taken[-1].stop) == (b"ABCD", b"CD")
+    taken = outcomes([2, 3], shown)
+    assert text(taken).startswith(b"DEF") and len(text(taken)) > 3
+    assert taken[-1].stop_token_id == 3
+
+
+def test_stop_strings_count_after_the_least_number_of_tokens() -> None:
+    taken = outcomes([1, 1, 1, 1], SamplingParams(9, stop=(b"C",), min_tokens=2))
+    assert len(taken) == 3
+    assert (text(taken), taken[-1].stop) == (b"CC", b"C")
+
+
 def test_bytes_are_not_characters() -> None:
     assert [o.text for o in outcomes([7, 8], SamplingParams(2))] == [b"\xf0\x9f", b"\x98\xb8"]
 
@@ -98,3 +113,16 @@ def test_length(max_tokens: int, context: int, expected: int) -> None:
 
 def test_an_id_beyond_the_vocabulary_has_no_bytes() -> None:
     assert text(outcomes([0, 400, 1], SamplingParams(3))) == b"ABC"
+
+
+def test_a_special_token_shows_its_text_where_the_request_asks_for_it() -> None:
+    request = Request(
+        EngineRequest("r", pack_tokens([0]), SamplingParams(9), shown_token_ids=(6,)),
+        np.array([0], dtype=np.int32),
+        Namespace("m", "n", "f16", "t"),
+        arrival=1,
+        now_ns=0,
+        max_context=99,
+    )
+    assert RULES.take(request, 6).text == PIECES[6]
+    assert text(outcomes([6, 0], SamplingParams(2))) == PIECES[0]

@@ -1,0 +1,205 @@
+"""Fields that Chat Completions and Completions share: how to generate, and how much to show.
+
+Accepted without effect, as none of them changes an answer here: `user`, `safety_identifier`,
+`metadata`, `store`, `prompt_cache_key`, `prompt_cache_options`, `prompt_cache_retention` (every
+prefix is cached, for as long as there is room), `prediction`, `web_search_options`, `moderation`,
+`stream_options.include_obfuscation`, `stream_interval`, and every key that is not known.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from engine.types import MAX_BIASES, MAX_TOP_LOGPROBS
+from service.conversation import GenerationOptions
+from service.dialects import wire
+from service.dialects.fields import (
+    INT32,
+    INT64,
+    CacheSalt,
+    MinP,
+    Priority,
+    Seed,
+    Stops,
+    StopTokens,
+    Temperature,
+    Timeout,
+    TopK,
+    TopP,
+)
+from service.errors import invalid
+from service.model_card import ModelCard
+
+MAX_N: Final = 16
+
+NumLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
+ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The shared part of a body; what is `Any` is refused where it asks for anything."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    allowed_token_ids: Annotated[list[int], Meta(min_length=1, max_length=MAX_BIASES)] | None = None
+    stop: Stops | None = None
+    stop_token_ids: StopTokens | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=INT32)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    priority: Priority | None = None
+    service_tier: ServiceTier | None = None
+    cache_salt: CacheSalt | None = None
+    timeout: Timeout | None = None
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    bad_words: Any = None
+    logprob_token_ids: Any = None
+    truncate_prompt_tokens: Any = None
+    stop_regex: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: Any = None
+    return_tokens_as_token_ids: Any = None
+    lora_path: Any = None
+
+
+_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "bad_words": ([],),
+    "logprob_token_ids": ([],),
+    "truncate_prompt_tokens": (),
+    "stop_regex": ([], ""),
+    "custom_logit_processor": (),
+    "return_hidden_states": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "lora_path": (),
+}
+_TIERS: Final[dict[ServiceTier, tuple[str, int]]] = {
+    "auto": ("default", 0),
+    "default": ("default", 0),
+    "scale": ("default", 0),
+    "flex": ("flex", 1),
+    "priority": ("priority", -1),
+    "fast": ("priority", -1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """`options` of each choice, and how the answer is shown. `service_tier` is the one that was
+    used, where the body named one; an explicit `priority` goes before it."""
+
+    options: GenerationOptions
+    n: int
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    service_tier: str | None
+
+
+def decode_sampling(
+    data: bytes, card: ModelCard, *, max_tokens: int | None, logprobs: int | None
+) -> Sampling:
+    """The shared fields of a body. Raises ApiError 400 with the field that is wrong."""
+    body = wire.decode(data, SamplingBody)
+    _check(body, card, max_tokens)
+    streaming = body.stream_options
+    return Sampling(
+        options=_options(body, card, max_tokens, logprobs),
+        n=body.n or 1,
+        stream=body.stream is True,
+        include_usage=streaming is not None and streaming.include_usage is True,
+        return_token_ids=body.return_token_ids is True,
+        service_tier=_TIERS[body.service_tier][0] if body.service_tier else None,
+    )
+
+
+def require_token_id(token_id: int, param: str, card: ModelCard) -> None:
+    """Raises ApiError 400 unless the model has such a token."""
+    if not 0 <= token_id < card.vocab_size:
+        raise invalid(
+            param, f"Invalid '{param}': token ids are 0 to {card.vocab_size - 1} in this model."
+        )
+
+
+def _check(body: SamplingBody, card: ModelCard, max_tokens: int | None) -> None:
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(body, name)
+        if value is not None and value not in neutral:
+            raise wire.unsupported_value(name)
+    if body.best_of not in (None, body.n or 1):
+        raise wire.unsupported_value("best_of")
+    if body.stream and body.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "'prompt_logprobs' cannot be streamed.")
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise invalid("min_tokens", f"'min_tokens' is more than the {max_tokens} allowed tokens.")
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for index, token_id in enumerate(getattr(body, name) or ()):
+            require_token_id(token_id, f"{name}[{index}]", card)
+
+
+def _options(
+    body: SamplingBody, card: ModelCard, max_tokens: int | None, logprobs: int | None
+) -> GenerationOptions:
+    stop = body.stop or ()
+    tier = _TIERS[body.service_tier or "auto"]
+    return GenerationOptions(
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else min(max(body.top_k, 0), card.vocab_size),
+        min_p=body.min_p,
+        seed=None if body.seed is None else body.seed & INT64,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos is True,
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=_biases(body.logit_bias or {}, card),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        min_tokens=body.min_tokens or 0,
+        include_stop=body.include_stop_str_in_output is True,
+        priority=tier[1] if body.priority is None else body.priority,
+        timeout_s=body.timeout,
+        salt=body.cache_salt or "",
+    )
+
+
+def _biases(given: dict[str, float], card: ModelCard) -> tuple[tuple[int, float], ...]:
+    biases: list[tuple[int, float]] = []
+    for key, bias in given.items():
+        # More digits than any id has would only cost time to read.
+        token_id = int(key) if key.isascii() and key.isdecimal() and len(key) < 12 else -1
+        require_token_id(token_id, "logit_bias", card)
+        if bias:
+            biases.append((token_id, bias))
+    return tuple(biases)

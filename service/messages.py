@@ -1,0 +1,131 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's dialect."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+import numpy as np
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from engine.types import unpack_tokens
+from service.dialects import messages_decode
+from service.dialects.messages_decode import MessagesRequest
+from service.dialects.messages_encode import MessageStream, WholeMessage
+from service.errors import ApiError, from_failure
+from service.events import Admitted, Completed, Event, Failed, RequestRecord
+from service.services import Services
+from service.transport.http import (
+    decode_body,
+    read_body,
+    send_answer,
+    send_json,
+    while_connected,
+)
+from service.transport.sse import send_events
+
+PATH = "/v1/messages"
+SESSION_HEADER = "x-claude-code-session-id"
+"""Names the session of an agent: used to tell traces of it together, never to allow anything."""
+
+
+class Messages:
+    """The endpoint of answers, as an ASGI application."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ApiError while nothing has been answered; ClientGone if the client left."""
+        start_ns = time.monotonic_ns()
+        services = self._services
+        limits = services.settings.limits
+        body = await read_body(scope, receive, limits)
+        decode = partial(messages_decode.decode, card=services.card)
+        request = await decode_body(body, decode, limits)
+        del body
+        record = _record(scope, request, start_ns)
+
+        def gone() -> None:
+            if not record.end_ns:
+                record.disconnected_ns = time.monotonic_ns()
+
+        async def answer() -> None:
+            async with aclosing(services.generator.run(request.generation, record)) as events:
+                first = await anext(events)
+                assert isinstance(first, Admitted)  # the path's contract
+                # The engine computes the prompt meanwhile.
+                num_kept = await self._num_kept(request, first)
+                if request.stream:
+                    encoder = MessageStream(request, services.card, num_kept, record.request_id)
+                    await send_events(scope, send, first, events, encoder, record, limits)
+                else:
+                    whole = WholeMessage(request, services.card, num_kept)
+                    await _answer_whole(send, whole, events)
+
+        await while_connected(receive, answer, gone)
+
+    async def _num_kept(self, request: MessagesRequest, admitted: Admitted) -> int:
+        """How many tokens of the prompt stand before its last cache breakpoint."""
+        prefix = request.kept_prefix()
+        if prefix is None:
+            return 0
+        if prefix is request.generation.conversation:
+            return admitted.prompt_tokens
+        try:
+            kept = (await self._services.renderer.render(prefix)).token_ids
+        except ApiError:  # some templates take no conversation that ends there
+            return 0
+        prompt = unpack_tokens(admitted.token_ids)
+        length = min(len(kept), len(prompt))
+        differs = np.flatnonzero(kept[:length] != prompt[:length])
+        return int(differs[0]) if len(differs) else length
+
+
+async def _answer_whole(
+    send: Send, whole: WholeMessage, events: AsyncGenerator[Event, None]
+) -> None:
+    async for event in events:
+        match event:
+            case Failed():
+                raise from_failure(event)
+            case Completed():
+                await send_answer(send, 200, whole.encode(event))
+            case _:
+                whole.add(event)
+
+
+class CountTokens:
+    """How many tokens the same prompt has as a call of `Messages`: the sum of its usage."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ApiError; ClientGone if the client left."""
+        services = self._services
+        limits = services.settings.limits
+        raw = await read_body(scope, receive, limits)
+        decode = partial(messages_decode.decode_prompt, card=services.card)
+        conversation = await decode_body(raw, decode, limits)
+
+        async def answer() -> None:
+            prompt = await services.renderer.render(conversation)
+            await send_json(send, {"input_tokens": len(prompt.token_ids)})
+
+        await while_connected(receive, answer)
+
+
+def _record(scope: Scope, request: MessagesRequest, start_ns: int) -> RequestRecord:
+    headers = Headers(scope=scope)
+    return RequestRecord(
+        operation="chat",
+        model=request.generation.model,
+        start_ns=start_ns,
+        request_id=scope["state"]["request_id"],
+        stream=request.stream,
+        traceparent=headers.get("traceparent"),
+        tracestate=headers.get("tracestate"),
+        conversation_id=headers.get(SESSION_HEADER),
+    )

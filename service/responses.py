@@ -1,0 +1,300 @@
+"""`Responses`: how a response of any transport begins, runs, is remembered and ends.
+
+A transport reads the events of a `Turn` at its client's pace and sends the frames that
+`Turn.take` makes of them. A background response reads itself; who wants to see it reads its log.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import msgspec
+
+from engine.types import SHARED_TENANT
+from service.conversation import GenerationRequest
+from service.dialects.responses_decode import CreateRequest, ResponseCreate, in_this_dialect
+from service.dialects.responses_encode import ResponseEncoder
+from service.errors import RETRY_SOON, ApiError, invalid
+from service.events import Event, RequestRecord
+from service.generation import Generator
+from service.responses_log import Cancelled, Entry, Progress
+from service.responses_store import ResponsesStore, StoredResponse
+
+OUR_FAULT = "The server failed on this request; this is its fault."
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a create came with: the headers are its own, or those its connection began with."""
+
+    request_id: str
+    headers: Mapping[str, str]
+    arrived_ns: int
+    streamed: bool
+
+
+class Turn:
+    """A running response: its events as they come, and what becomes of them."""
+
+    def __init__(
+        self,
+        stored: StoredResponse,
+        encoder: ResponseEncoder,
+        record: RequestRecord,
+        store: ResponsesStore,
+    ) -> None:
+        self.stored = stored
+        self.encoder = encoder
+        self.record = record
+        self.events: AsyncGenerator[Event, None]
+        self._store = store
+
+    def take(self, entry: Entry) -> list[bytes]:
+        """The frames of an event. It is remembered first, so that what a client was told of can
+        be continued, and is told the same again."""
+        self._store.append(self.stored, entry)
+        frames = self.encoder.encode(entry)
+        self.record.num_frames += len(frames)
+        self.record.num_bytes += sum(map(len, frames))
+        return frames
+
+    def progress(self) -> list[bytes]:
+        """The frames that tell a waiting client that the response is alive; none once it ended."""
+        return [] if self.encoder.finished else self.take(Progress())
+
+
+@dataclass(slots=True, eq=False)
+class _Background:
+    """A response that runs for itself. `settled` is set when it was admitted or refused."""
+
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    turn: Turn | None = None
+    refusal: ApiError | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class Responses:
+    """The responses of one server. Used from one event loop only.
+
+    Background responses are tasks of the loop: a connection's end is not theirs, `drain` waits
+    for them, and the end of the loop cancels what is left.
+    """
+
+    def __init__(
+        self, generator: Generator, store: ResponsesStore, model: str, max_background: int
+    ) -> None:
+        """`model` is the served id; more than `max_background` detached responses are refused."""
+        self._generator = generator
+        self._store = store
+        self._model = model
+        self._max_background = max_background
+        self._background: set[_Background] = set()
+        self._ended = anyio.Event()
+
+    def find(self, response_id: str) -> StoredResponse:
+        """A response that may be looked at. Raises ApiError 404."""
+        stored = self._store.get(SHARED_TENANT, response_id)
+        if stored is None or not stored.kept:
+            raise ApiError(
+                404,
+                f"Response with id {response_id!r} not found.",
+                code="response_not_found",
+                param="response_id",
+            )
+        return stored
+
+    def previous(self, response_id: str | None, *, unkept: bool = False) -> StoredResponse | None:
+        """What a create continues; `unkept`: also a response of `store: false`.
+
+        Raises ApiError 400 `previous_response_not_found`.
+        """
+        if response_id is None:
+            return None
+        stored = self._store.get(SHARED_TENANT, response_id)
+        if stored is None or not (stored.kept or unkept):
+            raise invalid(
+                "previous_response_id",
+                f"Previous response with id {response_id!r} not found.",
+                "previous_response_not_found",
+            )
+        return stored
+
+    @asynccontextmanager
+    async def run(
+        self,
+        request: CreateRequest,
+        origin: Origin,
+        *,
+        on_socket: bool = False,
+        stream_id: str | None = None,
+    ) -> AsyncIterator[Turn]:
+        """A turn whose `events` the body reads.
+
+        Raises ApiError for what is refused before Admitted, here or by the events, and the
+        response is as if it had never been. Left before its end, a response is cancelled. With
+        `store: false` it can be continued from sockets only, where it began on one.
+        """
+        body = request.body
+        kept = body.store is not False
+        stored = self._store.begin(
+            SHARED_TENANT,
+            request.input,
+            previous=self.previous(body.previous_response_id, unkept=on_socket),
+            request=msgspec.json.encode(msgspec.structs.replace(body, input=None)),
+            generates=body.generates,
+            kept=kept,
+            background=body.background is True,
+        )
+        if not kept and not on_socket:
+            self._store.delete(stored)
+        turn = Turn(
+            stored,
+            encoder_of(stored, body, stream_id),
+            self._record(request, origin, stored),
+            self._store,
+        )
+        try:
+            generation = GenerationRequest(
+                id=stored.id,
+                model=self._model,
+                conversation=request.conversation(stored.prompt()),
+                options=request.options,
+                former=b"" if stored.previous is None else stored.previous.tokens(),
+            )
+            async with aclosing(self._generator.run(generation, turn.record)) as turn.events:
+                yield turn
+        finally:
+            if not turn.encoder.started:
+                self._store.discard(stored)
+            elif stored.running:
+                turn.take(Cancelled(turn.record.usage))
+
+    async def start(self, request: CreateRequest, origin: Origin) -> StoredResponse:
+        """Begin a response that nobody holds, and return when it is admitted.
+
+        Raises ApiError for what is refused before, 429 for one too many.
+        """
+        if len(self._background) >= self._max_background:
+            raise ApiError(
+                429,
+                "Too many background responses are running.",
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers=RETRY_SOON,
+            )
+        background = _Background()
+        self._background.add(background)
+        running = self.run(request, origin)
+        # A task of its own, as the one that asks ends with its connection.
+        background.task = asyncio.get_running_loop().create_task(_read(background, running))
+        background.task.add_done_callback(lambda _: self._remove(background))
+        await background.settled.wait()
+        if background.turn is None:
+            raise background.refusal or ApiError(500, OUR_FAULT, type="server_error")
+        return background.turn.stored
+
+    def forget(self, stored: StoredResponse) -> None:
+        """Delete a response; a background one that runs is cancelled."""
+        self._store.delete(stored)
+        self._stop(stored)
+
+    async def cancel(self, stored: StoredResponse) -> None:
+        """End a background response and return when it has ended; one that has ended stays as it
+        is. Raises ApiError 400 for a response that was not created with `background`."""
+        if not stored.background:
+            raise invalid(
+                "response_id", "Only responses created with 'background: true' can be cancelled."
+            )
+        self._stop(stored)
+        await stored.log.wait_end()
+
+    async def drain(self) -> None:
+        """Return when no background response runs; the drain of the engine ends them."""
+        while self._background:
+            await self._ended.wait()
+
+    def _stop(self, stored: StoredResponse) -> None:
+        for background in self._background:
+            if background.turn is not None and background.turn.stored is stored:
+                background.scope.cancel()
+
+    def _remove(self, background: _Background) -> None:
+        self._background.remove(background)
+        self._ended.set()
+        self._ended = anyio.Event()
+
+    def _record(
+        self, request: CreateRequest, origin: Origin, stored: StoredResponse
+    ) -> RequestRecord:
+        traceparent, tracestate = request.trace_context(origin.headers)
+        return RequestRecord(
+            operation="chat",
+            model=self._model,
+            start_ns=origin.arrived_ns,
+            request_id=origin.request_id,
+            stream=origin.streamed,
+            traceparent=traceparent,
+            tracestate=tracestate,
+            conversation_id=stored.conversation_id,
+            previous_response_id=request.body.previous_response_id,
+        )
+
+
+async def _read(background: _Background, running: AbstractAsyncContextManager[Turn]) -> None:
+    """The whole life of a background response."""
+    try:
+        with background.scope:
+            async with running as turn:
+                async for event in turn.events:
+                    turn.take(event)
+                    background.turn = turn
+                    background.settled.set()
+    except ApiError as error:
+        background.refusal = in_this_dialect(error)
+    except Exception:
+        log.exception("a background response failed")
+    finally:
+        background.settled.set()
+
+
+def encoder_of(
+    stored: StoredResponse, body: ResponseCreate, stream_id: str | None = None
+) -> ResponseEncoder:
+    """An encoder that makes the same frames whenever it is given the response's events."""
+    return ResponseEncoder(
+        stored.id,
+        body,
+        stream_id=stream_id,
+        created_at=stored.created_at,
+        clock=lambda: stored.ended_at,
+    )
+
+
+async def replay(stored: StoredResponse, after: int = -1) -> AsyncGenerator[list[bytes], None]:
+    """The frames numbered above `after` as they were told, then those that are still to come."""
+    encoder = _encoder_again(stored)
+    number = 0
+    async for entries in stored.log.read():
+        frames = [frame for entry in entries for frame in encoder.encode(entry)]
+        if unseen := frames[max(0, after + 1 - number) :]:
+            yield unseen
+        number += len(frames)
+
+
+async def describe(stored: StoredResponse) -> bytes:
+    """The response object as it stands, as JSON."""
+    encoder = _encoder_again(stored)
+    async for entries in stored.log.read_told():
+        for entry in entries:
+            encoder.encode(entry)
+    return encoder.response
+
+
+def _encoder_again(stored: StoredResponse) -> ResponseEncoder:
+    return encoder_of(stored, msgspec.json.decode(stored.request, type=ResponseCreate))
