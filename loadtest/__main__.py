@@ -1,98 +1,139 @@
-"""`python -m loadtest`: agents in a closed loop, each sends a turn when the last is answered."""
+"""`python -m loadtest`: exit code 0 when all is well, 1 when a request failed or an assertion
+does not hold, 2 when nothing could run, 130 when interrupted."""
 
 import argparse
 import asyncio
-import json
+import secrets
 import sys
-import time
-from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
+from rich.console import Console
 
-from loadtest.client import Sample, stream_chat
-from loadtest.report import Row, summarise, table
-from loadtest.workload import Workload
+from loadtest import assertions
+from loadtest.campaign import Campaign, Outcome, run_campaign
+from loadtest.compare import ratios
+from loadtest.interrupts import Interrupts
+from loadtest.machine import this_machine
+from loadtest.measure.pooled import pool
+from loadtest.measure.result import FORMAT, Level, Report
+from loadtest.options import parse
+from loadtest.readme import readme_section, rewrite
+from loadtest.report.files import ReportError, read_json, write_json, write_whole
+from loadtest.report.html import page
+from loadtest.report.live import LiveView
+from loadtest.report.table import figures_table, notes, ratios_table
+from loadtest.transports import Target
+from loadtest.workloads import WorkloadError, names, read_workload, without_paths
 
 
-def main() -> int:
-    """Run the load and print its table; 1 when a request failed, 2 when there is no server."""
-    options = parse()
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command of the command line; the exit code."""
+    options = parse(arguments)
     try:
-        rows = asyncio.run(run_all(options))
-    except httpx.HTTPError as error:
-        print(f"loadtest: no server answers at {options.url}: {error}", file=sys.stderr)
+        match options.command:
+            case "run" | "compare":
+                return load(options)
+            case "html":
+                write_whole(options.out, page(read_json(options.report)))
+            case "readme":
+                section = readme_section(read_json(options.report))
+                if options.write:
+                    rewrite(options.write, section)
+                else:
+                    print(section)
+            case _:
+                for name in names():
+                    print(f"{name:15} {read_workload(name).description}")
+    except (WorkloadError, ReportError, OSError, ValueError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
         return 2
-    print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    return 1 if any(row.num_errors for row in rows) else 0
+    return 0
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--model", help="default: the first one the server lists")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--prefix-words", type=int, default=500, help="of the shared system prompt")
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="default: a new prefix")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds between two chunks")
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    return parser.parse_args()
+def load(options: argparse.Namespace) -> int:
+    """`run` and `compare`. However it ends, the report of what ran is written."""
+    campaign = _campaign(options)
+    outcome = Outcome([], [])
+    num_runs = len(campaign.targets) * len(campaign.levels) * campaign.repeats
+    view = LiveView(Console(stderr=True), num_runs)
+    with Interrupts() as interrupts:
+        asyncio.run(interrupts.run(lambda stop: run_campaign(campaign, outcome, view.watch, stop)))
+        report = _report(options, campaign, outcome)
+        if options.json:
+            write_json(report, options.json)
+        if options.html:
+            write_whole(options.html, page(report))
+        _print(report)
+    return _exit_code(options, report)
 
 
-async def run_all(options: argparse.Namespace) -> list[Row]:
-    """One row per concurrency; each run has a system prompt that no server has seen."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(timeout=options.timeout, limits=limits, trust_env=False) as http:
-        listed = (await http.get(f"{options.url}/v1/models")).raise_for_status().json()
-        model = options.model or listed["data"][0]["id"]
-        rows = []
-        for concurrency in options.concurrency:
-            workload = Workload(
-                num_agents=concurrency,
-                num_turns=options.turns,
-                prefix_words=options.prefix_words,
-                max_tokens=options.max_tokens,
-                seed=options.seed * 1000 + concurrency,
-            )
-            start_s = time.perf_counter()
-            samples = await run(http, options.url, model, workload)
-            for message in sorted({s.error for s in samples if s.error}):
-                print(f"loadtest: {message}", file=sys.stderr)
-            rows.append(summarise(concurrency, samples, time.perf_counter() - start_s))
-    return rows
+def _campaign(options: argparse.Namespace) -> Campaign:
+    workload = read_workload(options.workload, options.trace)
+    named = (
+        [(options.name, options.url.rstrip("/"))] if options.command == "run" else options.target
+    )
+    targets = tuple(
+        Target(name, url, options.model, options.extra, options.api_key, options.chunk_timeout)
+        for name, url in named
+    )
+    known = {target.name for target in targets}
+    if len(known) < len(targets):
+        raise ValueError("two targets have one name")
+    if strangers := {one.target for one in options.assertions if one.target} - known:
+        raise ValueError(f"an assertion is about {strangers.pop()!r}, which is no target")
+    return Campaign(
+        workload=workload,
+        transport=options.transport,
+        targets=targets,
+        levels=tuple(options.levels or [Level("as_written", 0)]),
+        repeats=options.repeats,
+        seed=options.seed or secrets.token_hex(4),
+        slo=options.slo or workload.slo,
+        warm=options.warm,
+    )
 
 
-async def run(http: httpx.AsyncClient, url: str, model: str, workload: Workload) -> list[Sample]:
-    """All agents at once, each turn after turn; an agent whose turn failed stops."""
-    system = workload.system_prompt()
+def _report(options: argparse.Namespace, campaign: Campaign, outcome: Outcome) -> Report:
+    return Report(
+        format=FORMAT,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        machine=this_machine(),
+        workload_name=Path(options.workload).stem,
+        workload=without_paths(campaign.workload),
+        transport=campaign.transport,
+        seed=campaign.seed,
+        warm=campaign.warm,
+        slo=campaign.slo,
+        targets=outcome.targets,
+        runs=outcome.runs,
+        ratios=ratios(outcome.runs),
+        verdicts=assertions.judge(options.assertions, pool(outcome.runs)),
+        interrupted=outcome.interrupted,
+        note=options.note,
+    )
 
-    async def agent_loop(agent: int) -> list[Sample]:
-        messages = [{"role": "system", "content": system}]
-        samples: list[Sample] = []
-        for turn in range(workload.num_turns):
-            messages.append({"role": "user", "content": workload.user_turn(agent, turn)})
-            body: dict[str, object] = {
-                "model": model,
-                "messages": messages,
-                "max_tokens": workload.max_tokens,
-                "temperature": 0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-            sample = await stream_chat(http, url, body, agent, turn)
-            samples.append(sample)
-            if sample.error is not None:
-                break
-            messages.append({"role": "assistant", "content": sample.text})
-        return samples
 
-    loops = [agent_loop(agent) for agent in range(workload.num_agents)]
-    return [sample for samples in await asyncio.gather(*loops) for sample in samples]
+def _print(report: Report) -> None:
+    if report.runs:
+        print(figures_table(pool(report.runs)))
+    if report.ratios:
+        print(f"\n{ratios_table(report.ratios)}")
+    print(f"\nseed {report.seed}")
+    for note in notes(report):
+        print(f"loadtest: {note}", file=sys.stderr)
+
+
+def _exit_code(options: argparse.Namespace, report: Report) -> int:
+    if report.interrupted:
+        return 130
+    if not report.runs:
+        return 2
+    asked = {one.figure for one in options.assertions}
+    failed = any(run.errors for run in report.runs) and not asked & {"errors", "error_rate"}
+    dead = any(target.dead for target in report.targets)
+    broken = any(not verdict.holds for verdict in report.verdicts)
+    return 1 if failed or dead or broken else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What people see: live progress, a table, and one HTML file."""

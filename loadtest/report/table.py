@@ -1,0 +1,124 @@
+"""The final table, as Markdown that also reads well in a terminal."""
+
+from collections.abc import Iterable, Sequence
+
+from loadtest.measure.pooled import Pooled, pool
+from loadtest.measure.result import Ratio, Report
+
+COLUMNS = (
+    ("requests", "requests", "{:.0f}"),
+    ("errors", "errors", "{:.0f}"),
+    ("TTFT first p50 ms", "ttft_first_p50_ms", "{:.0f}"),
+    ("TTFT later p50 ms", "ttft_later_p50_ms", "{:.0f}"),
+    ("TTFT p99 ms", "ttft_p99_ms", "{:.0f}"),
+    ("ITL p50 ms", "itl_p50_ms", "{:.1f}"),
+    ("ITL p99 ms", "itl_p99_ms", "{:.1f}"),
+    ("ITL max ms", "itl_max_ms", "{:.0f}"),
+    ("out tok/s", "output_tok_per_s", "{:.1f}"),
+    ("total tok/s", "total_tok_per_s", "{:.0f}"),
+    ("cached", "cached_share", "{:.1%}"),
+    ("goodput", "goodput_share", "{:.0%}"),
+)
+RATIO_TITLES = {
+    "ttft_p50_ms": "TTFT p50",
+    "ttft_first_p50_ms": "TTFT p50, first turn",
+    "ttft_later_p50_ms": "TTFT p50, later turns",
+    "itl_p50_ms": "ITL p50",
+    "itl_p99_ms": "ITL p99",
+    "tpot_p50_ms": "TPOT p50",
+    "e2e_p50_ms": "end to end p50",
+    "output_tok_per_s": "output tok/s",
+}
+
+
+def cell(pooled: Pooled, figure: str, form: str) -> str:
+    """A figure as text, a dash where there is no data."""
+    value = pooled.figures.get(figure)
+    return "-" if value is None else form.format(value)
+
+
+def figures_table(measured: Sequence[Pooled]) -> str:
+    """A row for each target and level; columns without any data are left out."""
+    columns = [column for column in COLUMNS if any(column[1] in one.figures for one in measured)]
+    rows = [
+        [str(one.level), one.target, *(cell(one, name, form) for _, name, form in columns)]
+        for one in measured
+    ]
+    return markdown(["load", "target", *(title for title, _, _ in columns)], rows, num_left=2)
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """`0.52 (0.49-0.55)`."""
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.ratio:.2f}"
+    return f"{ratio.ratio:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def ratios_table(ratios: Sequence[Ratio]) -> str:
+    """A row for each level and figure, a column for each peer; "" without ratios."""
+    if not ratios:
+        return ""
+    peers = list(dict.fromkeys(ratio.baseline for ratio in ratios))
+    by_row: dict[tuple[str, str], dict[str, str]] = {}
+    for ratio in ratios:
+        row = by_row.setdefault((str(ratio.level), RATIO_TITLES[ratio.figure]), {})
+        row[ratio.baseline] = ratio_text(ratio)
+    rows = [[*key, *(row.get(peer, "-") for peer in peers)] for key, row in by_row.items()]
+    return markdown(
+        ["load", "ratio", *(f"{ratios[0].target} / {peer}" for peer in peers)], rows, num_left=2
+    )
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader must know before believing the figures, most serious first."""
+    said = []
+    if report.interrupted:
+        said.append("Interrupted: these are the figures of what had run until then.")
+    said += [f"{one.name} took no part: {one.dead}" for one in report.targets if one.dead]
+    for pooled in pool(report.runs):
+        where = f"{pooled.target}, {pooled.level}"
+        for kind, count in pooled.counts("errors").items():
+            example = next(
+                run.error_examples[kind] for run in pooled.runs if kind in run.error_examples
+            )
+            said.append(f"{where}: {count} requests failed ({kind}). First: {example}")
+        if skipped := sum(run.num_skipped for run in pooled.runs):
+            said.append(f"{where}: {skipped} turns were not sent, their conversations had failed.")
+        for finding, count in pooled.counts("findings").items():
+            said.append(
+                f"{where}: usage of {count} answers is not to be believed ({finding}); "
+                "pieces of text are counted instead."
+            )
+        if busy := [run.client for run in pooled.runs if run.client.overloaded]:
+            worst = max(busy, key=lambda load: load.cpu_share)
+            said.append(
+                f"{where}: the client itself was overloaded ({worst.cpu_share:.0%} of a core, "
+                f"{worst.lag_p50_ms:.0f} ms behind): latencies are partly its own."
+            )
+    said += [
+        f"Does not hold: {one.expression} ({one.target}, {one.level}: "
+        + ("no data)" if one.value is None else f"{one.value:.4g})")
+        for one in report.verdicts
+        if not one.holds
+    ]
+    return said
+
+
+def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]], num_left: int = 0) -> str:
+    """An aligned Markdown table; the first `num_left` columns read from the left."""
+    cells = [list(titles), *(list(row) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(titles))]
+    lines = [
+        "| "
+        + " | ".join(
+            text.ljust(width) if i < num_left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        + " |"
+        for row in cells
+    ]
+    rule = "|".join(
+        "-" * (width + 2) if i < num_left else "-" * (width + 1) + ":"
+        for i, width in enumerate(widths)
+    )
+    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])

@@ -1,0 +1,101 @@
+"""`python -m loadtest` as a user runs it."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.loadtest.playing import Play, playing
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "loadtest", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    process = start(*arguments)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_a_comparison_from_load_to_readme(tmp_path: Path) -> None:
+    report, html = tmp_path / "r.json", tmp_path / "r.html"
+    with playing(Play()) as ours, playing(Play()) as theirs:
+        code, out, err = run(
+            *("compare", "--target", f"ours={ours}", "--target", f"theirs={theirs}"),
+            *("--concurrency", "1", "2", "--repeats", "2", "--seed", "s", "--json", str(report)),
+            *("--html", str(html), "--assert", "errors==0", "--assert", "requests>=8"),
+        )
+    assert code == 0, err
+    assert "ours / theirs" in out
+    assert "seed s" in out
+    data = json.loads(report.read_text())
+    assert len(data["runs"]) == 8
+    assert all(verdict["holds"] for verdict in data["verdicts"])
+    assert str(tmp_path) not in report.read_text() + html.read_text()
+    code, out, _ = run("readme", str(report))
+    assert code == 0
+    assert "| 2 at once | theirs" in out
+    again = tmp_path / "again.html"
+    assert run("html", str(report), str(again))[0] == 0
+    assert again.read_text() == html.read_text()
+
+
+def test_exit_codes() -> None:
+    with playing(Play()) as url:
+        assert run("run", "--url", url, "--concurrency", "1", "--assert", "ttft_p50_ms<0")[0] == 1
+        dead = url
+    code, _, err = run("run", "--url", dead)
+    assert code == 2
+    assert "took no part" in err
+    with playing(Play(status=429)) as url:
+        arguments = ("run", "--url", url, "--concurrency", "1")
+        assert run(*arguments)[0] == 1
+        assert run(*arguments, "--assert", "error_rate<=1")[0] == 0
+    assert run("run", "--url", dead, "--workload", "nothing")[0] == 2
+    assert run("run", "--assert", "nonsense")[0] == 2
+
+
+def test_the_workloads_are_listed() -> None:
+    code, out, _ = run("workloads")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()} >= {"agents", "chat", "rag", "replay"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_a_valid_report(number: signal.Signals, tmp_path: Path) -> None:
+    """The server holds the answers of the third turn; the interrupt comes while they wait."""
+    play = Play()
+
+    async def gate() -> None:
+        if len(play.bodies) > 3:
+            process.send_signal(number)
+            await asyncio.sleep(3600)
+
+    play.gate = gate
+    report, html = tmp_path / "r.json", tmp_path / "r.html"
+    with playing(play) as url:
+        process = start(
+            *("run", "--url", url, "--concurrency", "1", "--repeats", "2"),
+            *("--json", str(report), "--html", str(html)),
+        )
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    data = json.loads(report.read_text())
+    assert data["interrupted"] is True
+    (only,) = data["runs"]
+    assert only["figures"]["requests"] == 2
+    assert "Interrupted" in html.read_text()
+    assert "Interrupted" in err

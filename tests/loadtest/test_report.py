@@ -1,0 +1,127 @@
+"""The page, the files and the README's table."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from loadtest.assertions import judge, parse
+from loadtest.compare import ratios
+from loadtest.measure.pooled import pool
+from loadtest.measure.result import Level, Report
+from loadtest.measure.sample import Kind
+from loadtest.readme import BEGIN, END, readme_section, rewrite
+from loadtest.report.files import ReportError, read_json, write_json
+from loadtest.report.html import page
+from loadtest.report.svg import linear_axis, log_axis, milliseconds
+from tests.loadtest.samples import report_of, run_of, sample
+
+
+def full_report() -> Report:
+    runs = []
+    for concurrency in (1, 4):
+        for repeat in range(2):
+            for name, first_s in (("ours <b>", 10.1), ("peer", 10.2)):
+                samples = [
+                    sample(turn, times_s=(first_s + turn, first_s + turn + 0.02 + repeat / 1e3))
+                    for turn in range(3)
+                ]
+                runs.append(run_of(samples, name, repeat, level=Level("concurrency", concurrency)))
+    report = report_of(runs)
+    return Report(
+        **{name: getattr(report, name) for name in report.__struct_fields__}
+        | {"ratios": ratios(runs), "verdicts": judge([parse("itl_p50_ms<1")], pool(runs))}
+    )
+
+
+def test_the_page_stands_alone() -> None:
+    text = page(full_report())
+    assert "<script" not in text
+    assert not re.search(r"""(src|href)=|url\(|@import""", text)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_the_page_shows_each_plot_and_escapes_names() -> None:
+    text = page(full_report())
+    for title in (
+        "First token against load",
+        "Output tokens per second against load",
+        "Between tokens",
+        "First token by turn",
+        "Prompt tokens from cache",
+        "every token of",
+    ):
+        assert title in text
+    assert "<b>:" not in text and "ours <b>" not in text
+    assert "A &lt;fast&gt; CPU" in text
+    assert "Does not hold: itl_p50_ms&lt;1" in text
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        report_of([], interrupted=True),
+        report_of([run_of([])]),
+        report_of([run_of([sample(times_s=(), error=Kind.CONNECT)])]),
+        report_of([run_of([sample(times_s=(10.5,))])], interrupted=True),
+    ],
+    ids=["no runs", "no samples", "only errors", "one piece"],
+)
+def test_a_partial_report_is_a_page_and_a_table(report: Report, tmp_path: Path) -> None:
+    write_json(report, tmp_path / "r.json")
+    assert read_json(tmp_path / "r.json") == report
+    assert page(report).endswith("</html>\n")
+    assert "| load" in readme_section(report)
+
+
+def test_a_report_survives_its_file(tmp_path: Path) -> None:
+    report = full_report()
+    write_json(report, tmp_path / "deep" / "r.json")
+    assert page(read_json(tmp_path / "deep" / "r.json")) == page(report)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format":'])
+def test_what_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(ReportError, match="is not a report"):
+        read_json(tmp_path / "r.json")
+
+
+def test_the_readme_is_rewritten_between_its_markers(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(f"# Title\n{BEGIN}\nold\n{END}\nrest\n")
+    section = readme_section(full_report())
+    for _ in range(2):
+        rewrite(path, section)
+        assert path.read_text() == f"# Title\n{BEGIN}\n{section}\n{END}\nrest\n"
+    assert "2 cores, 24 GiB" in section
+    assert "| 4 at once | peer" in section
+    assert "ours <b> / peer" in section
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}\n{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
+def test_a_readme_without_its_markers_is_left_alone(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="needs one"):
+        rewrite(path, "new")
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "values", [[5.0], [0.02, 900.0], [19.0, 21.0], [1e-3, 1e7], [100.0, 100.0]]
+)
+def test_log_axes_hold_their_values_between_ticks(values: list[float]) -> None:
+    axis = log_axis(values, milliseconds)
+    assert axis.low <= min(values) <= max(values) <= axis.high
+    assert len(axis.ticks) >= 2
+    places = [axis.place(value) for value, _ in axis.ticks]
+    assert places == sorted(set(places))
+
+
+@pytest.mark.parametrize("high", [1e-6, 0.3, 1.0, 7.2, 333.0, 1e6])
+def test_linear_axes_have_few_round_ticks(high: float) -> None:
+    axis = linear_axis(0, high, "{:g}".format)
+    assert axis.high >= high * 0.999
+    assert 2 <= len(axis.ticks) <= 7
