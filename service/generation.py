@@ -170,9 +170,12 @@ class Generator:
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
         )
+        # What the client did not ask for is not told as if it had.
+        if options.top_k:
+            record.options["top_k"] = options.top_k
+        if options.seed is not None:
+            record.options["seed"] = options.seed
         timeout_ns = int((options.timeout_s or 0) * 1e9)
         return EngineRequest(
             id=request.id,
