@@ -63,7 +63,10 @@ class AccessMiddleware:
         origin = origin.lower()
         if ANY in self._origins or origin in self._origins:
             return True
-        return bool(host) and urlsplit(origin).netloc == host.lower()
+        try:
+            return bool(host) and urlsplit(origin).netloc == host.lower()
+        except ValueError:
+            return False
 
 
 def _host_name(host: str) -> str:

@@ -176,7 +176,8 @@ class Generator:
             record.options["top_k"] = options.top_k
         if options.seed is not None:
             record.options["seed"] = options.seed
-        timeout_ns = int((options.timeout_s or 0) * 1e9)
+        # A deadline of 0 means none, so the shortest timeout is a nanosecond.
+        timeout_ns = max(1, int(options.timeout_s * 1e9)) if options.timeout_s else 0
         return EngineRequest(
             id=request.id,
             token_ids=pack_tokens(token_ids),

@@ -48,6 +48,7 @@ class Request:
     __slots__ = (
         "_phase_start_ns",
         "_phases",
+        "_stop_matcher",
         "_token_ids",
         "arrival",
         "credits",
@@ -69,7 +70,6 @@ class Request:
         "sampling",
         "shown_token_ids",
         "status",
-        "stop_matcher",
         "table",
     )
 
@@ -105,11 +105,18 @@ class Request:
         self.table: PageTable | None = None
         self.leader: Request | None = None
         self.leads_until = 0
-        self.stop_matcher = StopMatcher(request.sampling.stop) if request.sampling.stop else None
+        self._stop_matcher: StopMatcher | None = None
         self._token_ids = np.empty(prompt.size + min(self.max_new_tokens, 256) + 1, dtype=np.int32)
         self._token_ids[: prompt.size] = prompt
         self._phases: list[Phase] = []
         self._phase_start_ns = now_ns
+
+    @property
+    def stop_matcher(self) -> StopMatcher | None:
+        """Built at the first token: its automaton is large, and a request that waits needs none."""
+        if self._stop_matcher is None and self.sampling.stop:
+            self._stop_matcher = StopMatcher(self.sampling.stop)
+        return self._stop_matcher
 
     @property
     def order(self) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from service.dialects.fields import (
     MAX_NAME,
     MAX_TOOLS,
     CacheSalt,
+    Echoed,
     MinP,
     Name,
     Priority,
@@ -78,9 +79,9 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     conversation: Any = None
     prompt: Any = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Echoed | None = None
     prompt_cache_options: PromptCacheOptions | None = None
-    user: str | None = None
+    user: Echoed | None = None
     client_metadata: dict[str, Any] | None = None
     traceparent: str | None = None
     tracestate: str | None = None

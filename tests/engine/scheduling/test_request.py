@@ -99,3 +99,20 @@ def test_phases_follow_each_other_through_preemption() -> None:
         ("decode", 1500, 1600),
     ]
     assert (phases[-1].num_tokens, phases[-1].start_position) == (2, 10)
+
+
+def test_a_waiting_request_has_no_stop_automaton() -> None:
+    """It costs megabytes for long lists, and a thousand requests may wait."""
+    sampling = SamplingParams(4, stop=(b"end",))
+    asked = EngineRequest("r", pack_tokens([1, 2]), sampling)
+    made = Request(
+        asked,
+        np.array([1, 2], dtype=np.int32),
+        Namespace("m", "n", "f16", "t"),
+        arrival=1,
+        now_ns=0,
+        max_context=64,
+    )
+    assert made._stop_matcher is None
+    matcher = made.stop_matcher
+    assert matcher is not None and made.stop_matcher is matcher
