@@ -46,7 +46,7 @@ def _fallback(threads: int, error: BackendUnavailable) -> Selection:
         raise BackendUnavailable(f"no backend runs here: cpu: {error}; reference: {missing}") from (
             error
         )
-    reason = f"SLOW: the reference backend, about ten times slower, for want of cpu: {error}"
+    reason = f"SLOW: the reference backend, more than ten times slower, for want of cpu: {error}"
     return Selection(backend, "reference", reason)
 
 

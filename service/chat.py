@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from anyio import to_thread
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from service.choices import begin, begin_copies, gather
@@ -14,7 +13,13 @@ from service.dialects.chat_decode import ChatRequest
 from service.dialects.chat_encode import ChatStream, encode_answer
 from service.events import RequestRecord
 from service.services import Services
-from service.transport.http import decode_body, read_body, send_answer, while_connected
+from service.transport.http import (
+    begin_record,
+    decode_body,
+    read_body,
+    send_answer,
+    while_connected,
+)
 from service.transport.sse import send_choices
 
 
@@ -35,16 +40,11 @@ class ChatCompletions:
         del body
         records = [_record(scope, request, start_ns) for _ in range(request.n)]
 
-        def gone() -> None:
-            for record in records:
-                if not record.end_ns:
-                    record.disconnected_ns = time.monotonic_ns()
-
         async def answer() -> None:
             async with AsyncExitStack() as stack:
                 await self._answer(scope, send, request, records, stack)
 
-        await while_connected(receive, answer, gone)
+        await while_connected(receive, answer, records)
 
     async def _answer(
         self,
@@ -78,13 +78,10 @@ class ChatCompletions:
 
 
 def _record(scope: Scope, request: ChatRequest, start_ns: int) -> RequestRecord:
-    headers = Headers(scope=scope)
-    return RequestRecord(
+    return begin_record(
+        scope,
         operation="chat",
         model=request.generation.model,
         start_ns=start_ns,
-        request_id=scope["state"]["request_id"],
         stream=request.stream,
-        traceparent=headers.get("traceparent"),
-        tracestate=headers.get("tracestate"),
     )

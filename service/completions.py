@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from anyio import to_thread
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from engine.types import Phase
@@ -21,7 +20,13 @@ from service.dialects.completions_encode import (
 from service.errors import ApiError, invalid
 from service.events import Event, RequestRecord
 from service.services import Services
-from service.transport.http import decode_body, read_body, send_answer, while_connected
+from service.transport.http import (
+    begin_record,
+    decode_body,
+    read_body,
+    send_answer,
+    while_connected,
+)
 from service.transport.sse import send_choices
 
 
@@ -43,16 +48,11 @@ class Completions:
         num_choices = len(request.prompts) * request.n
         records = [_record(scope, request, start_ns) for _ in range(num_choices)]
 
-        def gone() -> None:
-            for record in records:
-                if not record.end_ns:
-                    record.disconnected_ns = time.monotonic_ns()
-
         async def answer() -> None:
             async with AsyncExitStack() as stack:
                 await self._answer(scope, send, request, records, stack)
 
-        await while_connected(receive, answer, gone)
+        await while_connected(receive, answer, records)
 
     async def _answer(
         self,
@@ -168,13 +168,10 @@ def _of_prompt(error: ApiError, path: str) -> ApiError:
 
 
 def _record(scope: Scope, request: CompletionRequest, start_ns: int) -> RequestRecord:
-    headers = Headers(scope=scope)
-    return RequestRecord(
+    return begin_record(
+        scope,
         operation="text_completion",
         model=request.model,
         start_ns=start_ns,
-        request_id=scope["state"]["request_id"],
         stream=request.stream,
-        traceparent=headers.get("traceparent"),
-        tracestate=headers.get("tracestate"),
     )

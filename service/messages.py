@@ -17,6 +17,7 @@ from service.errors import ApiError, from_failure
 from service.events import Admitted, Completed, Event, Failed, RequestRecord
 from service.services import Services
 from service.transport.http import (
+    begin_record,
     decode_body,
     read_body,
     send_answer,
@@ -47,10 +48,6 @@ class Messages:
         del body
         record = _record(scope, request, start_ns)
 
-        def gone() -> None:
-            if not record.end_ns:
-                record.disconnected_ns = time.monotonic_ns()
-
         async def answer() -> None:
             async with aclosing(services.generator.run(request.generation, record)) as events:
                 first = await anext(events)
@@ -64,7 +61,7 @@ class Messages:
                     whole = WholeMessage(request, services.card, num_kept)
                     await _answer_whole(send, whole, events)
 
-        await while_connected(receive, answer, gone)
+        await while_connected(receive, answer, [record])
 
     async def _num_kept(self, request: MessagesRequest, admitted: Admitted) -> int:
         """How many tokens of the prompt stand before its last cache breakpoint."""
@@ -118,14 +115,12 @@ class CountTokens:
 
 
 def _record(scope: Scope, request: MessagesRequest, start_ns: int) -> RequestRecord:
-    headers = Headers(scope=scope)
-    return RequestRecord(
+    record = begin_record(
+        scope,
         operation="chat",
         model=request.generation.model,
         start_ns=start_ns,
-        request_id=scope["state"]["request_id"],
         stream=request.stream,
-        traceparent=headers.get("traceparent"),
-        tracestate=headers.get("tracestate"),
-        conversation_id=headers.get(SESSION_HEADER),
     )
+    record.conversation_id = Headers(scope=scope).get(SESSION_HEADER)
+    return record

@@ -101,10 +101,6 @@ class CreateResponse:
     ) -> None:
         records: list[RequestRecord] = []
 
-        def gone() -> None:
-            for record in records:
-                record.disconnected_ns = time.monotonic_ns()
-
         async def answer() -> None:
             async with self._services.responses.run(request, origin) as turn:
                 records.append(turn.record)
@@ -117,7 +113,7 @@ class CreateResponse:
                     await self._answer_whole(send, turn, first)
             records.clear()
 
-        await while_connected(receive, answer, gone)
+        await while_connected(receive, answer, records)
 
     async def _answer_whole(self, send: Send, turn: Turn, first: Event) -> None:
         """A response whose object was not delivered is forgotten: nobody knows its id."""

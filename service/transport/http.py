@@ -1,6 +1,7 @@
 """What every HTTP endpoint needs: bodies within bounds, answers, and the client that goes away."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import anyio
@@ -12,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from service.config import Limits
 from service.dialects import wire
 from service.errors import ApiError
+from service.events import RequestRecord
 
 T = TypeVar("T")
 
@@ -87,15 +89,32 @@ async def send_error(send: Send, error: ApiError) -> None:
     await send_answer(send, error.status, wire.encode_error(error), error.headers)
 
 
+def begin_record(
+    scope: Scope, *, operation: str, model: str, start_ns: int, stream: bool
+) -> RequestRecord:
+    """The record of a request, with the trace context that its headers carry."""
+    headers = Headers(scope=scope)
+    return RequestRecord(
+        operation=operation,
+        model=model,
+        start_ns=start_ns,
+        request_id=scope["state"]["request_id"],
+        stream=stream,
+        traceparent=headers.get("traceparent"),
+        tracestate=headers.get("tracestate"),
+    )
+
+
 async def while_connected(
     receive: Receive,
     work: Callable[[], Awaitable[None]],
-    on_gone: Callable[[], None] | None = None,
+    records: Sequence[RequestRecord] = (),
 ) -> None:
-    """Run `work`, which is cancelled, after a call of `on_gone`, when the client disconnects.
+    """Run `work`, which is cancelled when the client disconnects.
 
-    The body must have been read: what else the client sends is not. Raises what `work` raises, as
-    it is, and ClientGone where it was cancelled.
+    The moment is stamped into those of `records` (more may be added meanwhile) that have not
+    ended. The body must have been read: what else the client sends is not. Raises what `work`
+    raises, as it is, and ClientGone where it was cancelled.
     """
     failure: Exception | None = None
     done = False
@@ -103,8 +122,9 @@ async def while_connected(
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        if on_gone is not None:
-            on_gone()
+        for record in records:
+            if not record.end_ns:
+                record.disconnected_ns = time.monotonic_ns()
         tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
