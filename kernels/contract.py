@@ -151,15 +151,33 @@ class DecoderSpec:
 
 
 class KVDType(StrEnum):
-    """Storage of keys and values in pages."""
+    """Storage of keys and values in pages.
+
+    The 8-bit types hold codes and one float32 scale per (layer, K or V, kv head, slot): an element
+    is code · scale, with scale = largest magnitude of the head's vector / `largest`, 1 for zeros.
+    """
 
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
+    I8 = "i8"
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
 
     @property
     def itemsize(self) -> int:
-        return 4 if self is KVDType.F32 else 2
+        """Bytes of one element, its scale not counted."""
+        return {"f32": 4, "f16": 2, "bf16": 2}.get(self.value, 1)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether slots have scales."""
+        return self.itemsize == 1
+
+    @property
+    def largest(self) -> float:
+        """The largest finite code of a scaled type."""
+        return {"i8": 127.0, "e4m3": 448.0, "e5m2": 57344.0}[self.value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +196,9 @@ class KVLayout:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page: K and V of all layers."""
+        """Bytes of one page: K and V of all layers, and their scales."""
         slots = 2 * self.num_layers * self.num_kv_heads * self.page_size
-        return slots * self.head_dim * self.dtype.itemsize
+        return slots * (self.head_dim * self.dtype.itemsize + 4 * self.dtype.scaled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +308,8 @@ class Backend(Protocol[M, K]):
         """Copy page src[i] to dst[i], all layers; no page is in both src and dst."""
 
     def export_page(self, kv: K, page: int) -> bytes:
-        """The page in logical order [layer, K|V, kv_head, slot, head_dim], in the pool's dtype."""
+        """The page in logical order [layer, K|V, kv_head, slot, head_dim], in the pool's dtype,
+        then its scales [layer, K|V, kv_head, slot], float32, where the dtype has them."""
 
     def import_page(self, kv: K, page: int, data: bytes) -> None:
         """The inverse of `export_page`."""

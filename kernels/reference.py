@@ -26,6 +26,9 @@ _KV_DTYPES = {
     KVDType.F32: torch.float32,
     KVDType.F16: torch.float16,
     KVDType.BF16: torch.bfloat16,
+    KVDType.I8: torch.int8,
+    KVDType.E4M3: torch.float8_e4m3fn,
+    KVDType.E5M2: torch.float8_e5m2,
 }
 
 
@@ -48,10 +51,12 @@ class ReferenceModel:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceKVPool:
-    """`pages` is [num_pages, num_layers, K|V, num_kv_heads, page_size, head_dim]."""
+    """`pages` is [num_pages, num_layers, K|V, num_kv_heads, page_size, head_dim]; `scales`, float32
+    without the last dimension, is None where the dtype has none."""
 
     layout: KVLayout
     pages: Tensor
+    scales: Tensor | None = None
 
     @property
     def num_pages(self) -> int:
@@ -90,21 +95,27 @@ class ReferenceBackend:
             *(layout.num_kv_heads, layout.page_size, layout.head_dim),
         )
         try:
-            pages = torch.full(shape, torch.nan, dtype=_KV_DTYPES[layout.dtype])
+            if not layout.dtype.scaled:
+                pages = torch.full(shape, torch.nan, dtype=_KV_DTYPES[layout.dtype])
+                return ReferenceKVPool(layout, pages)
+            codes = torch.zeros(shape, dtype=_KV_DTYPES[layout.dtype])
+            return ReferenceKVPool(layout, codes, torch.full(shape[:-1], torch.nan))
         except RuntimeError as error:
             raise MemoryError(f"no memory for {num_pages} pages: {error}") from error
-        return ReferenceKVPool(layout, pages)
 
     def copy_pages(self, kv: ReferenceKVPool, src: Int32Array, dst: Int32Array) -> None:
         """Copy page src[i] to dst[i]."""
         if src.shape != dst.shape or np.intersect1d(src, dst).size:
             raise ContractError("copy_pages: src and dst differ in length or share a page")
-        kv.pages[_index(_page_ids(kv, dst))] = kv.pages[_index(_page_ids(kv, src))]
+        to, start = _index(_page_ids(kv, dst)), _index(_page_ids(kv, src))
+        for held in _parts(kv):
+            held[to] = held[start]
 
     def export_page(self, kv: ReferenceKVPool, page: int) -> bytes:
-        """The page as [layer, K|V, kv_head, slot, head_dim], which is the pool's own order."""
+        """The page as [layer, K|V, kv_head, slot, head_dim], which is the pool's own order, then
+        its scales."""
         _page_ids(kv, np.array([page], dtype=np.int32))
-        return kv.pages[page].view(torch.uint8).numpy().tobytes()
+        return b"".join(held[page].view(torch.uint8).numpy().tobytes() for held in _parts(kv))
 
     def import_page(self, kv: ReferenceKVPool, page: int, data: bytes) -> None:
         """The inverse of `export_page`."""
@@ -112,7 +123,9 @@ class ReferenceBackend:
         if len(data) != kv.layout.page_bytes:
             raise ContractError(f"a page is {kv.layout.page_bytes} bytes, not {len(data)}")
         raw = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        kv.pages[page] = raw.view(kv.pages.dtype).view(kv.pages.shape[1:])
+        for held in _parts(kv):
+            part, raw = raw[: held[page].nbytes], raw[held[page].nbytes :]
+            held[page] = part.view(held.dtype).view(held.shape[1:])
 
     @torch.inference_mode()
     def step(self, model: ReferenceModel, kv: ReferenceKVPool, batch: ForwardBatch) -> StepLogits:
@@ -162,20 +175,33 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
+def quantise(x: Tensor, dtype: KVDType) -> tuple[Tensor, Tensor]:
+    """Codes of x [..., head_dim] in a scaled KV dtype, and float32 scales [...]."""
+    scale = x.abs().amax(dim=-1) / dtype.largest
+    scale = torch.where(scale > 0, scale, 1.0)
+    codes = (x / scale[..., None]).clamp(-dtype.largest, dtype.largest)
+    if dtype is KVDType.I8:
+        codes = codes.round()
+    return codes.to(_KV_DTYPES[dtype]), scale
+
+
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, elementwise."""
     return torch.nn.functional.silu(gate) * up
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, softcap: float = 0.0) -> Tensor:
     """softmax(q kᵀ / sqrt(head_dim)) v over the visible keys, grouped heads.
 
     q [T, num_heads, D], k and v [num_kv_heads, L, D], visible bool [T, L]; result
-    [T, num_heads · D]. Query head h reads kv head h // (num_heads / num_kv_heads).
+    [T, num_heads · D]. Query head h reads kv head h // (num_heads / num_kv_heads). With a soft cap
+    other than 0, scores are softcap · tanh(score / softcap).
     """
     num_tokens, num_heads, head_dim = q.shape
     grouped = q.view(num_tokens, k.shape[0], num_heads // k.shape[0], head_dim)
     scores = torch.einsum("tngd,nld->ngtl", grouped, k) * head_dim**-0.5
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
     weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
     return torch.einsum("ngtl,nld->tngd", weights, v).reshape(num_tokens, -1)
 
@@ -200,8 +226,13 @@ def _write(kv: ReferenceKVPool, layer: int, slots: Int32Array, k: Tensor, v: Ten
     slot = _index(slots)
     new = slot >= 0
     page, offset = slot[new] // kv.layout.page_size, slot[new] % kv.layout.page_size
-    kv.pages[page, layer, 0, :, offset] = k[new].to(kv.pages.dtype)
-    kv.pages[page, layer, 1, :, offset] = v[new].to(kv.pages.dtype)
+    for part, x in enumerate((k[new], v[new])):
+        if kv.scales is None:
+            kv.pages[page, layer, part, :, offset] = x.to(kv.pages.dtype)
+        else:
+            codes, scale = quantise(x, kv.layout.dtype)
+            kv.pages[page, layer, part, :, offset] = codes
+            kv.scales[page, layer, part, :, offset] = scale
 
 
 def _paged_attention(
@@ -218,7 +249,7 @@ def _paged_attention(
         first_page = first // page_size
         table = batch.page_table[sequence, first_page : -(-seq_len // page_size)]
         # [pages, K|V, heads, slots, D] -> [K|V, heads, keys, D], from the first visible key on
-        held = kv.pages[_index(table), layer].permute(1, 2, 0, 3, 4).flatten(2, 3).float()
+        held = _dequantised(kv, _index(table), layer).permute(1, 2, 0, 3, 4).flatten(2, 3)
         held = held[:, :, first - first_page * page_size : seq_len - first_page * page_size]
         key = torch.arange(first, seq_len)
         visible = key <= position
@@ -226,6 +257,20 @@ def _paged_attention(
             visible &= key > position - window
         results.append(attention(q[begin:end], held[0], held[1], visible))
     return torch.cat(results) if results else q.flatten(1)
+
+
+def _dequantised(kv: ReferenceKVPool, pages: Tensor, layer: int) -> Tensor:
+    """float32 [pages, K|V, num_kv_heads, page_size, head_dim] of one layer."""
+    if kv.scales is None:
+        return kv.pages[pages, layer].float()
+    # torch indexes no 8-bit floats on the CPU: their bytes are picked
+    codes = kv.pages.view(torch.uint8)[pages, layer].view(kv.pages.dtype)
+    return codes.float() * kv.scales[pages, layer][..., None]
+
+
+def _parts(kv: ReferenceKVPool) -> list[Tensor]:
+    """What a page consists of, in the order of its export."""
+    return [kv.pages] if kv.scales is None else [kv.pages, kv.scales]
 
 
 def _logits(logits: Tensor, num_top: int) -> StepLogits:
