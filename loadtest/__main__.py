@@ -22,7 +22,7 @@ from loadtest.readme import readme_section, rewrite
 from loadtest.report.files import ReportError, read_json, write_json, write_whole
 from loadtest.report.html import page
 from loadtest.report.live import LiveView
-from loadtest.report.table import figures_table, notes, ratios_table
+from loadtest.report.table import beside_table, figures_table, notes, ratios_table
 from loadtest.transports import Target
 from loadtest.workloads import WorkloadError, names, read_workload, without_paths
 
@@ -116,7 +116,10 @@ def _report(options: argparse.Namespace, campaign: Campaign, outcome: Outcome) -
 
 def _print(report: Report) -> None:
     if report.runs:
-        print(figures_table(pool(report.runs)))
+        measured = pool(report.runs)
+        print(figures_table(measured))
+        if beside := beside_table(measured):
+            print(f"\nStreams beside a prefill:\n\n{beside}")
     if report.ratios:
         print(f"\n{ratios_table(report.ratios)}")
     print(f"\nseed {report.seed}")

@@ -1,4 +1,5 @@
-"""When sessions begin: in a closed loop when a worker is free, in an open loop at a fixed time."""
+"""When sessions begin: when a worker is free (closed loop), at a fixed time (open loop), or when
+the streams of others run."""
 
 import random
 from collections.abc import Sequence
@@ -34,13 +35,24 @@ class Burst(msgspec.Struct, frozen=True, tag="burst", tag_field="kind"):
     bursts: Count
 
 
+class Beside(msgspec.Struct, frozen=True, tag="beside", tag_field="kind"):
+    """One session at a time beside the closed parts, to see what it does to their streams and
+    they to it. First `alone` of them with nothing beside, for a speed to compare with. Then
+    `times`, each when every worker of the closed parts has had its first token and `pause_s` went
+    by in peace. The closed parts begin no more sessions once the last of these is over."""
+
+    times: Count
+    alone: Count = 1
+    pause_s: Positive = 1.0
+
+
 class Recorded(msgspec.Struct, frozen=True, tag="recorded", tag_field="kind"):
     """The times of a trace, `speed` times as fast; the first session begins at 0."""
 
     speed: Positive = 1.0
 
 
-Arrival: TypeAlias = Closed | Poisson | Burst | Recorded
+Arrival: TypeAlias = Closed | Poisson | Burst | Beside | Recorded
 
 
 def num_sessions(arrival: Arrival, num_recorded: int) -> int:
@@ -52,6 +64,8 @@ def num_sessions(arrival: Arrival, num_recorded: int) -> int:
             return sessions
         case Burst(size, _, bursts):
             return size * bursts
+        case Beside(times, alone, _):
+            return alone + times
         case Recorded():
             return num_recorded
 
@@ -59,10 +73,10 @@ def num_sessions(arrival: Arrival, num_recorded: int) -> int:
 def start_times(
     arrival: Arrival, count: int, recorded_s: Sequence[float], rng: random.Random
 ) -> list[float | None]:
-    """The start of each of `count` sessions in seconds, None for a closed loop. `recorded_s` are
-    the times of a trace, needed for `Recorded` alone."""
+    """The start of each of `count` sessions in seconds, None where it waits for
+    others. `recorded_s` are the times of a trace, needed for `Recorded` alone."""
     match arrival:
-        case Closed():
+        case Closed() | Beside():
             return [None] * count
         case Burst(size, every_s, _):
             return [index // size * every_s for index in range(count)]

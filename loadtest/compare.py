@@ -14,6 +14,8 @@ FIGURES = (
     "itl_p99_ms",
     "tpot_p50_ms",
     "e2e_p50_ms",
+    "itl_beside_p99_ms",
+    "prefill_beside_tok_per_s",
     "output_tok_per_s",
 )
 # Student's t, two-sided 95 per cent, for 1 to 30 degrees of freedom.

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from loadtest.arrival import Beside
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -43,11 +45,13 @@ class Session:
 @dataclass(frozen=True, slots=True)
 class PartPlan:
     """Sessions of one kind. `concurrency` workers take them in turn (closed loop), or each starts
-    at its own time whatever the server does (`concurrency` None, open loop)."""
+    at its own time whatever the server does (`concurrency` None, open loop), or each has its turn
+    beside the streams of others (`beside`)."""
 
     name: str
     sessions: tuple[Session, ...]
     concurrency: int | None
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True, slots=True)

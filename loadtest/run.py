@@ -1,4 +1,5 @@
-"""Runs a plan against one target: workers of closed loops, arrivals of open ones."""
+"""Runs a plan against one target: workers of closed loops, arrivals of open ones, and probes beside
+the streams of others."""
 
 import asyncio
 import time
@@ -8,13 +9,15 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from loadtest.arrival import Beside
 from loadtest.measure.client import ClientLoad, ClientWatch
-from loadtest.measure.sample import RequestError, Sample, of_status
+from loadtest.measure.sample import RequestError, Role, Sample, of_status
 from loadtest.plan import PartPlan, Plan, Session
 from loadtest.transports import Dialogue, Target, Transport
 from loadtest.transports.base import open_http, told
 
 T = TypeVar("T")
+LOOK_S = 0.02
 
 
 @dataclass(slots=True)
@@ -97,22 +100,61 @@ class _Runner:
     def __init__(self, transport: Transport, progress: Progress) -> None:
         self._transport = transport
         self._progress = progress
+        self._workers: list[str] = []
+        self._num_probing = 0
 
     async def run(self, plan: Plan) -> bool:
         """Send it all; True, so that an end can be told from a stop."""
+        probing = [(part, part.beside) for part in plan.parts if part.beside is not None]
+        for part, beside in probing:
+            for session in part.sessions[: beside.alone]:
+                now_s = time.perf_counter()
+                await self._session(session, part.name, now_s, role=Role.PROBE_ALONE)
+        self._num_probing = len(probing)
+        queues = []
         async with asyncio.TaskGroup() as group:
             for part in plan.parts:
-                if part.concurrency is None:
+                if part.concurrency is not None:
+                    queues.append(iter(part.sessions))
+                    for _ in range(part.concurrency):
+                        group.create_task(self._worker(part, queues[-1], bool(probing)))
+                        self._workers.append(part.name)
+                elif part.beside is None:
                     group.create_task(self._arrivals(part))
-                    continue
-                queue = iter(part.sessions)
-                for _ in range(part.concurrency):
-                    group.create_task(self._worker(part, queue))
+            for part, beside in probing:
+                group.create_task(self._probe(part, beside, len(self._workers)))
+        self._progress.num_turns -= sum(one.num_turns for queue in queues for one in queue)
         return True
 
-    async def _worker(self, part: PartPlan, queue: Iterator[Session]) -> None:
-        for session in queue:
+    async def _worker(self, part: PartPlan, queue: Iterator[Session], for_probes: bool) -> None:
+        while self._num_probing or not for_probes:
+            session = next(queue, None)
+            if session is None:
+                break
             await self._session(session, part.name, time.perf_counter())
+        self._workers.remove(part.name)
+
+    async def _probe(self, part: PartPlan, beside: Beside, num_streams: int) -> None:
+        """The part's other sessions, each in the middle of the workers' streams. Those for which
+        the workers have no streams left count as skipped."""
+        probes = part.sessions[beside.alone :]
+        for index, session in enumerate(probes):
+            await self._all_stream(num_streams)
+            await asyncio.sleep(beside.pause_s)
+            if not await self._all_stream(num_streams):
+                self._progress.num_skipped += sum(one.num_turns for one in probes[index:])
+                break
+            await self._session(session, part.name, time.perf_counter(), role=Role.PROBE_BESIDE)
+        self._num_probing -= 1
+
+    async def _all_stream(self, num_streams: int) -> bool:
+        """Wait until every worker has had its first token; False when one has nothing left."""
+        while len(self._workers) == num_streams:
+            flying = self._progress.in_flight.values()
+            if sum(one.part in self._workers and bool(one.pieces) for one in flying) == num_streams:
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
 
     async def _arrivals(self, part: PartPlan) -> None:
         async with asyncio.TaskGroup() as group:
@@ -122,7 +164,12 @@ class _Runner:
                 group.create_task(self._session(session, part.name, due_s))
 
     async def _session(
-        self, session: Session, part: str, due_s: float, past: Dialogue | None = None
+        self,
+        session: Session,
+        part: str,
+        due_s: float,
+        past: Dialogue | None = None,
+        role: Role = Role.ORDINARY,
     ) -> None:
         """A session, or a fork that goes on from `past`; over when its forks are."""
         dialogue = past or Dialogue(session.id, session.system, session.tools)
@@ -133,7 +180,9 @@ class _Runner:
                     due_s += turn.wait_s
                     await _until(due_s)
                     dialogue.texts.append(turn.text)
-                    sample = Sample(session.id, part, first + index, turn.max_tokens, due_s)
+                    sample = Sample(
+                        session.id, part, first + index, turn.max_tokens, due_s, role=role
+                    )
                     if not await self._turn(dialogue, sample):
                         self._progress.num_skipped += _left(session, index)
                         break
@@ -141,7 +190,7 @@ class _Runner:
                     if index + 1 == session.fork_after:
                         for fork in session.forks:
                             past = dialogue.fork(fork.id)
-                            forks.create_task(self._session(fork, part, due_s, past))
+                            forks.create_task(self._session(fork, part, due_s, past, role))
             finally:
                 await self._transport.leave(dialogue)
 

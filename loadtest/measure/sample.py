@@ -19,6 +19,15 @@ class Kind(StrEnum):
     PROTOCOL = "protocol"
 
 
+class Role(StrEnum):
+    """What a request is there for. A probe's effect on the streams beside it is measured, and
+    theirs on it."""
+
+    ORDINARY = "ordinary"
+    PROBE_ALONE = "probe_alone"
+    PROBE_BESIDE = "probe_beside"
+
+
 class RequestError(Exception):
     """A request that failed, as a transport tells it."""
 
@@ -76,6 +85,7 @@ class Sample:
     error: Kind | None = None
     message: str = ""
     interrupted: bool = False
+    role: Role = Role.ORDINARY
 
     @property
     def good(self) -> bool:

@@ -6,12 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from loadtest.measure.histogram import Histogram
+from loadtest.measure.interference import interference
 from loadtest.measure.result import Level, Run, Stream, TurnFigures
 from loadtest.measure.sample import Sample
 from loadtest.run import Progress
 from loadtest.workloads.spec import Slo
 
-PERCENTILES = (("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99_9", 99.9), ("max", 100.0))
+PERCENTILES = (
+    *(("p50", 50.0), ("p90", 90.0), ("p95", 95.0)),
+    *(("p99", 99.0), ("p99_9", 99.9), ("max", 100.0)),
+)
 MAX_STREAMS = 64
 HIT_BINS = 40
 
@@ -26,7 +30,9 @@ def summarise(
     good = [sample for sample in samples if sample.good]
     wall_s = max(progress.end_s - progress.start_s, 1e-9)
     histograms = _histograms(good)
-    figures = _figures(samples, good, wall_s, slo)
+    beside, figures_beside = interference(good)
+    histograms |= beside
+    figures = _figures(samples, good, wall_s, slo) | figures_beside
     for name, histogram in histograms.items():
         if histogram.count:
             figures |= {f"{name}_{label}_ms": histogram.at(p) for label, p in PERCENTILES}

@@ -8,7 +8,15 @@ from loadtest.measure.pooled import Pooled, pool
 from loadtest.measure.result import Ratio, Report
 from loadtest.readme import machine_text
 from loadtest.report import plots
-from loadtest.report.table import COLUMNS, RATIO_TITLES, cell, notes, ratio_text
+from loadtest.report.table import (
+    BESIDE_COLUMNS,
+    COLUMNS,
+    RATIO_TITLES,
+    cell,
+    notes,
+    ratio_text,
+    table_of,
+)
 
 NUM_COLOURS = 6
 TILES = (
@@ -40,6 +48,7 @@ def page(report: Report) -> str:
         body += [
             _tiles(report, measured),
             _sweep(measured, names),
+            _beside(measured),
             _levels(measured, names),
             _tables(report, measured),
         ]
@@ -99,7 +108,7 @@ def _ratio_words(ratio: Ratio | None) -> str:
     """`2.1x faster`; in a colour where the interval leaves no doubt."""
     if ratio is None:
         return ""
-    rate = ratio.figure == "output_tok_per_s"
+    rate = ratio.figure.endswith("_per_s")
     better = (ratio.ratio > 1) == rate
     factor = ratio.ratio if ratio.ratio >= 1 else 1 / ratio.ratio
     words = ("more" if ratio.ratio > 1 else "less") if rate else "faster" if better else "slower"
@@ -156,6 +165,14 @@ def _sweep(measured: Sequence[Pooled], names: Sequence[str]) -> str:
     return f'<h2>Against load</h2><div class="plots">{"".join(figures)}</div>'
 
 
+def _beside(measured: Sequence[Pooled]) -> str:
+    """Of a workload with probes: the streams' gaps in quiet and beside a prefill."""
+    titles, rows = table_of(measured, BESIDE_COLUMNS)
+    if len(titles) <= 2:
+        return ""
+    return "<h2>Streams beside a long prompt</h2>" + _table(titles, rows)
+
+
 def _levels(measured: Sequence[Pooled], names: Sequence[str]) -> str:
     """Tabs, without a script: a radio button for each level, the highest one chosen."""
     levels = _levels_of(measured)
@@ -171,6 +188,7 @@ def _levels(measured: Sequence[Pooled], names: Sequence[str]) -> str:
         runs = [one.runs[0] for one in own]
         end_ms = max((stream.end_ms for run in runs for stream in run.streams), default=0.0)
         figures = [
+            plots.beside(own, series),
             plots.distribution("First token", "ttft", own, series),
             plots.distribution("Between tokens", "itl", own, series),
             plots.per_turn(own, series),
@@ -190,12 +208,7 @@ def _tab_rules(count: int) -> str:
 
 
 def _tables(report: Report, measured: Sequence[Pooled]) -> str:
-    columns = [column for column in COLUMNS if any(column[1] in one.figures for one in measured)]
-    rows = [
-        [str(one.level), one.target, *(cell(one, name, form) for _, name, form in columns)]
-        for one in measured
-    ]
-    text = "<h2>All figures</h2>" + _table(["load", "target", *(c[0] for c in columns)], rows)
+    text = "<h2>All figures</h2>" + _table(*table_of(measured, COLUMNS))
     if report.ratios:
         rows = [
             [

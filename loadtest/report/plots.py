@@ -26,25 +26,44 @@ def figure(title: str, hint: str, keys: Sequence[tuple[int, str, str]], picture:
 
 def distribution(title: str, name: str, measured: Sequence[Pooled], series: list[int]) -> str:
     """What share of all durations is below each value: a curve for each target."""
-    curves = {}
-    for number, one in zip(series, measured, strict=True):
-        if name in one.histograms:
-            curves[number] = (one, list(one.histograms[name].curve()))
-    values = [ms for _, curve in curves.values() for ms, _ in curve]
+    curves = [
+        (number, one, name, "")
+        for number, one in zip(series, measured, strict=True)
+        if name in one.histograms
+    ]
+    return _distributions(title, "share of all below; further left is faster", curves)
+
+
+def beside(measured: Sequence[Pooled], series: list[int]) -> str:
+    """The streams' gaps while a long prompt is computed, and in quiet (dashed)."""
+    curves = [
+        (number, one, name, style)
+        for number, one in zip(series, measured, strict=True)
+        for name, style in (("itl_beside", ""), ("itl_quiet", "dashed"))
+        if name in one.histograms
+    ]
+    hint = "share of all below, while a long prompt is computed; dashed: in quiet"
+    return _distributions("Between tokens beside a prefill", hint, curves)
+
+
+def _distributions(title: str, hint: str, curves: list[tuple[int, Pooled, str, str]]) -> str:
+    """A curve for each (series, pool, name of its histogram, style); only full ones have keys."""
+    values = [ms for _, one, name, _ in curves for ms, _ in one.histograms[name].curve()]
     if not values:
         return ""
     chart = Chart(
         log_axis(values, milliseconds), linear_axis(0, 1, lambda share: f"{share:.0%}"), title
     )
     keys = []
-    for number, (one, curve) in curves.items():
-        chart.line(_steps(_thin(curve)), number)
-        figures = one.figures
-        marks = [(figures[f"{name}_p{p}_ms"], p) for p in (50, 99)]
+    for number, one, name, style in curves:
+        chart.line(_steps(_thin(list(one.histograms[name].curve()))), number, style)
+        if style:
+            continue
+        marks = [(one.figures[f"{name}_p{p}_ms"], p) for p in (50, 99)]
         dots = [((ms, p / 100), f"{one.target}: p{p} {ms:.1f} ms") for ms, p in marks]
         chart.dots(dots, number)
         keys.append((number, one.target, " · ".join(f"p{p} {_short(ms)}" for ms, p in marks)))
-    return figure(title, "share of all below; further left is faster", keys, chart.svg())
+    return figure(title, hint, keys, chart.svg())
 
 
 def sweep(

@@ -27,8 +27,22 @@ RATIO_TITLES = {
     "itl_p99_ms": "ITL p99",
     "tpot_p50_ms": "TPOT p50",
     "e2e_p50_ms": "end to end p50",
+    "itl_beside_p99_ms": "ITL p99 beside a prefill",
+    "prefill_beside_tok_per_s": "prefill beside streams",
     "output_tok_per_s": "output tok/s",
 }
+BESIDE_COLUMNS = (
+    ("streams", "streams_beside", "{:.0f}"),
+    ("quiet p50 ms", "itl_quiet_p50_ms", "{:.1f}"),
+    ("quiet p99 ms", "itl_quiet_p99_ms", "{:.1f}"),
+    ("beside p50 ms", "itl_beside_p50_ms", "{:.1f}"),
+    ("beside p95 ms", "itl_beside_p95_ms", "{:.1f}"),
+    ("beside p99 ms", "itl_beside_p99_ms", "{:.1f}"),
+    ("beside max ms", "itl_beside_max_ms", "{:.1f}"),
+    ("prefill alone tok/s", "prefill_alone_tok_per_s", "{:.0f}"),
+    ("prefill beside tok/s", "prefill_beside_tok_per_s", "{:.0f}"),
+    ("of alone", "prefill_share", "{:.0%}"),
+)
 
 
 def cell(pooled: Pooled, figure: str, form: str) -> str:
@@ -39,12 +53,26 @@ def cell(pooled: Pooled, figure: str, form: str) -> str:
 
 def figures_table(measured: Sequence[Pooled]) -> str:
     """A row for each target and level; columns without any data are left out."""
-    columns = [column for column in COLUMNS if any(column[1] in one.figures for one in measured)]
+    return markdown(*table_of(measured, COLUMNS), num_left=2)
+
+
+def beside_table(measured: Sequence[Pooled]) -> str:
+    """Gaps of the streams in quiet and beside a prefill, and the prefill's speed; "" for a
+    workload without probes."""
+    titles, rows = table_of(measured, BESIDE_COLUMNS)
+    return markdown(titles, rows, num_left=2) if len(titles) > 2 else ""
+
+
+def table_of(
+    measured: Sequence[Pooled], columns: Sequence[tuple[str, str, str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows; columns without any data are left out."""
+    shown = [column for column in columns if any(column[1] in one.figures for one in measured)]
     rows = [
-        [str(one.level), one.target, *(cell(one, name, form) for _, name, form in columns)]
+        [str(one.level), one.target, *(cell(one, name, form) for _, name, form in shown)]
         for one in measured
     ]
-    return markdown(["load", "target", *(title for title, _, _ in columns)], rows, num_left=2)
+    return ["load", "target", *(title for title, _, _ in shown)], rows
 
 
 def ratio_text(ratio: Ratio) -> str:
@@ -83,7 +111,10 @@ def notes(report: Report) -> list[str]:
             )
             said.append(f"{where}: {count} requests failed ({kind}). First: {example}")
         if skipped := sum(run.num_skipped for run in pooled.runs):
-            said.append(f"{where}: {skipped} turns were not sent, their conversations had failed.")
+            said.append(
+                f"{where}: {skipped} turns were not sent: a turn before them had failed, or the "
+                "streams beside which they belong had ended."
+            )
         for finding, count in pooled.counts("findings").items():
             said.append(
                 f"{where}: usage of {count} answers is not to be believed ({finding}); "

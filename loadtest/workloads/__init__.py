@@ -81,5 +81,8 @@ def build_plan(
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             raise WorkloadError(f"part {part.name!r}: {error}") from error
         closed = when.concurrency if isinstance(when, arrival.Closed) else None
-        parts.append(PartPlan(part.name, tuple(sessions), closed))
+        beside = when if isinstance(when, arrival.Beside) else None
+        parts.append(PartPlan(part.name, tuple(sessions), closed, beside))
+    if any(part.beside for part in parts) and not any(part.concurrency for part in parts):
+        raise WorkloadError("a part that arrives beside others needs a closed one beside it")
     return Plan(tuple(parts))

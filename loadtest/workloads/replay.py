@@ -63,7 +63,7 @@ def replay(part: Replay, when: Arrival, seed: str) -> list[Session]:
     be read. A closed or Poisson arrival takes the trace's sessions in order, round and round."""
     if not part.trace:
         raise ValueError("a replay needs a trace file: --trace PATH")
-    if isinstance(when, arrival.Burst):
+    if isinstance(when, arrival.Burst | arrival.Beside):
         raise ValueError("a replay's arrivals are recorded, closed or poisson")
     read = _mooncake if part.format == "mooncake" else _tracelab
     recorded = list(read(part, seed))

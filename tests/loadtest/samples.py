@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from loadtest.measure.client import ClientLoad
 from loadtest.measure.result import Level, Machine, Report, Run, TargetInfo
-from loadtest.measure.sample import Kind, Sample, Usage
+from loadtest.measure.sample import Kind, Role, Sample, Usage
 from loadtest.measure.summary import summarise
 from loadtest.run import Progress
 from loadtest.workloads import Slo, read_workload
@@ -20,6 +20,7 @@ def sample(
     times_s: Sequence[float] = (10.1, 10.12, 10.14),
     usage: Usage | None = None,
     error: Kind | None = None,
+    role: Role = Role.ORDINARY,
 ) -> Sample:
     """A request with a piece at each of `times_s`, which ended with the last of them."""
     made = Sample("0", "agents", turn, 16, due_s, due_s if sent_s is None else sent_s)
@@ -30,6 +31,7 @@ def sample(
     made.finished = error is None
     made.error = error
     made.message = "why it failed" if error else ""
+    made.role = role
     return made
 
 

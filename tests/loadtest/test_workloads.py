@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadtest.plan import Plan, Session
@@ -86,6 +87,7 @@ def test_popular_documents_come_again() -> None:
 def test_a_sweep_changes_only_arrivals_it_is_about() -> None:
     mixed = build_plan(read_workload("mixed"), "1", concurrency=9)
     assert [part.concurrency for part in mixed.parts] == [9, None]
+    assert mixed.parts[1] == build_plan(read_workload("mixed"), "1").parts[1]
     fast = build_plan(read_workload("chat"), "1", rate_per_s=50.0)
     slow = build_plan(read_workload("chat"), "1", rate_per_s=0.5)
     for quick, late in zip(sessions(fast), sessions(slow), strict=True):
@@ -144,6 +146,13 @@ def test_a_bad_workload_is_explained(
     path = write(tmp_path / name, text) if text is not None else name
     with pytest.raises(WorkloadError, match=said):
         read_workload(path)
+
+
+def test_probes_need_streams_beside_them() -> None:
+    mixed = read_workload("mixed")
+    alone = msgspec.structs.replace(mixed, parts=mixed.parts[1:])
+    with pytest.raises(WorkloadError, match="closed one beside it"):
+        build_plan(alone, "1")
 
 
 def test_a_replay_without_a_trace_is_explained() -> None:
