@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import logging
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from engine.text import TextAssets, TextError, load_text
 from engine.text.default_model import find_default_model
 from engine.transport import EngineClient, start_process_engine
 from engine.types import EngineInfo
+from service.access.keys import KeyFile, KeyFileError, hash_key, key_entry, new_key
 from service.app import create_app
-from service.config import Settings, SettingsError, parse_arguments
+from service.config import NewKey, Settings, SettingsError, parse_command
 from service.server import Server, bind
 from service.services import build_services
 from service.telemetry.tracing import NoTracing, RequestTracer
@@ -38,14 +40,17 @@ def main() -> int:
     """Run the command of this process's arguments; the exit code."""
     started_s = time.monotonic()
     try:
-        settings = parse_arguments()
+        settings = parse_command()
+        if isinstance(settings, NewKey):
+            _make_key(settings)
+            return 0
         logging.basicConfig(
             level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
         )
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, started_s))
-    except SettingsError as error:
+    except (SettingsError, KeyFileError) as error:
         _say(str(error))
         return EXIT_USAGE
     except StartError as error:
@@ -57,6 +62,8 @@ def main() -> int:
 
 
 async def _serve(settings: Settings, started_s: float) -> None:
+    keys = None if settings.keys is None else KeyFile(settings.keys)
+    _check_tls(settings)
     path = _find_model(settings)
     _say(f"loading {path}")
     sock = _bind(settings)
@@ -65,7 +72,7 @@ async def _serve(settings: Settings, started_s: float) -> None:
         trace = RequestTracer() if settings.trace else NoTracing()
         try:
             _say(_describe(engine.info))
-            services = build_services(settings, engine, assets, trace)
+            services = build_services(settings, engine, assets, trace, keys)
             server = Server(create_app(services), engine, settings)
             server.handle_signals()
             gc.freeze()  # what lives as long as the server need not be scanned again and again
@@ -95,6 +102,26 @@ async def _start(settings: Settings, path: Path) -> tuple[EngineClient, TextAsse
     except (ValueError, OSError) as error:
         await engine.close()
         raise StartError(str(error)) from error
+
+
+def _make_key(wanted: NewKey) -> None:
+    """Show a key, and print what the key file holds of it. Raises KeyFileError."""
+    key = new_key()
+    entry = key_entry(hash_key(key), wanted.tenant, wanted.admin)
+    _say(f"the key, shown this once: {key}")
+    sys.stdout.write(f"{entry}\n")
+
+
+def _check_tls(settings: Settings) -> None:
+    """Before the model is loaded. Raises StartError."""
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise StartError(
+            f"--tls-cert {settings.tls_cert} holds no usable certificate and key: {error}."
+        ) from error
 
 
 def _find_model(settings: Settings) -> Path:
@@ -142,7 +169,8 @@ def _ready(settings: Settings, sock: socket, started_s: float) -> Callable[[], N
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
 
     def say() -> None:
-        _say(f"ready on http://{host}:{port} in {time.monotonic() - started_s:.1f} s")
+        scheme = "http" if settings.tls_cert is None else "https"
+        _say(f"ready on {scheme}://{host}:{port} in {time.monotonic() - started_s:.1f} s")
 
     return say
 

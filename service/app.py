@@ -12,12 +12,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.access import AccessMiddleware
+from engine.types import SHARED_TENANT
+from service.access.credentials import CredentialMiddleware
+from service.access.origin import OriginMiddleware
 from service.admin import Flush, Health, Pool, Ready
 from service.catalog import Model, Models
 from service.chat import ChatCompletions
 from service.completions import Completions
-from service.config import Settings
 from service.dialects.messages_errors import encode_error, error_status
 from service.errors import ApiError
 from service.messages import CountTokens, Messages
@@ -43,10 +44,13 @@ def create_app(services: Services) -> "App":
     """The edge as one ASGI application: HTTP and WebSocket, no lifespan of its own."""
     sockets = ResponsesSockets(services)
     routes = Router(_routes(services, sockets), redirect_slashes=False)
-    return App(_guarded(routes, services.settings), sockets, services.responses)
+    return App(_guarded(routes, services), sockets, services.responses)
 
 
-def _guarded(app: ASGIApp, settings: Settings) -> ASGIApp:
+def _guarded(app: ASGIApp, services: Services) -> ASGIApp:
+    settings = services.settings
+    if services.keys is not None:
+        app = CredentialMiddleware(app, services.keys)  # inside CORS: a preflight has no key
     if settings.allowed_origins:
         app = CORSMiddleware(
             app,
@@ -55,7 +59,7 @@ def _guarded(app: ASGIApp, settings: Settings) -> ASGIApp:
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id"),
         )
-    return AccessMiddleware(app, settings)
+    return OriginMiddleware(app, settings)
 
 
 def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
@@ -106,7 +110,8 @@ class App:
     """The outermost layer: gives each request its id, and turns what is raised into answers.
 
     The id is the client's `x-request-id` where that is sane, and is echoed, under Anthropic's name
-    for it too. Endpoints find it as `scope["state"]["request_id"]`.
+    for it too. Endpoints find it as `scope["state"]["request_id"]`, and whose request it is as
+    `scope["state"]["tenant"]`: the shared tenant's, unless keys say otherwise.
     """
 
     def __init__(self, app: ASGIApp, *draining: Drains) -> None:
@@ -125,7 +130,7 @@ class App:
         if scope["type"] not in ("http", "websocket"):
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id"))
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, tenant=SHARED_TENANT)
         scope["app"] = self  # so that the router raises its 404 and 405 instead of answering them
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)

@@ -50,6 +50,7 @@ class Settings:
     `script`: a file of scripted tokens that are served in place of the model's (load tests).
     `trace`: whether spans are exported, to where the OTEL_* variables say.
     `tool_format`: how the model writes calls; None for what its chat template shows.
+    `keys`: the file of API keys (see `access/keys.py`); None for a server that knows no tenants.
     `allowed_hosts` and `allowed_origins` add to what is allowed anyway (see `access.py`).
     """
 
@@ -66,6 +67,9 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allow_public: bool = False
+    keys: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     tool_format: FormatName | None = None
     drain_s: float = 30.0
     log_level: str = "info"
@@ -98,12 +102,26 @@ def parse_memory(text: str) -> int:
     return int(float(number) * 1024 ** _BINARY_STEPS.index(unit[0].lower()))
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> Settings:
-    """The settings of a command line, by default this process's.
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """The command that makes an API key."""
+
+    tenant: str
+    admin: bool
+
+
+def parse_command(arguments: Sequence[str] | None = None) -> Settings | NewKey:
+    """What a command line, by default this process's, asks for: to serve, or a key.
 
     Exits with 2 and a sentence on a wrong option; raises SettingsError for a wrong value.
     """
     given = _parser().parse_args(arguments)
+    if given.command == "key":
+        return NewKey(given.tenant, given.admin)
+    return _settings(given)
+
+
+def _settings(given: argparse.Namespace) -> Settings:
     settings = Settings(
         host=given.host,
         port=given.port,
@@ -118,6 +136,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Settings:
         allowed_hosts=tuple(given.allowed_host),
         allowed_origins=tuple(given.allowed_origin),
         allow_public=given.allow_public,
+        keys=given.keys,
+        tls_cert=given.tls_cert,
+        tls_key=given.tls_key,
         tool_format=given.tool_format,
         log_level=given.log_level,
         trace=tracing_is_configured(os.environ),
@@ -141,10 +162,17 @@ def _check(settings: Settings) -> None:
         raise SettingsError(f"--port {settings.port} is no port: choose 0 to 65535.")
     if settings.max_context < 0 or settings.threads < 0:
         raise SettingsError("--max-context and --threads cannot be negative.")
-    if not is_loopback(settings.host) and not settings.allow_public:
+    for option, path in (("--tls-cert", settings.tls_cert), ("--tls-key", settings.tls_key)):
+        if path is not None and not path.is_file():
+            raise SettingsError(f"{option} {path} is no file.")
+    if settings.tls_key is not None and settings.tls_cert is None:
+        raise SettingsError("--tls-key needs --tls-cert.")
+    guarded = settings.keys is not None or settings.allow_public
+    if not is_loopback(settings.host) and not guarded:
         raise SettingsError(
-            f"--host {settings.host} lets other machines in, and this server has no keys yet: "
-            "anyone who reaches it could use it. Say --allow-public if that is what you want."
+            f"--host {settings.host} lets other machines in, and anyone who reaches it could use "
+            "it. Give it keys with --keys FILE (make one: `headwater key TENANT`), or say "
+            "--allow-public if open is what you want."
         )
 
 
@@ -152,7 +180,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headwater", description="Streams language models to agents."
     )
-    commands = parser.add_subparsers(required=True, metavar="serve")
+    commands = parser.add_subparsers(required=True, dest="command")
+    key = commands.add_parser("key", help="make an API key for a tenant and its entry for --keys")
+    key.add_argument("tenant", help="whose key it is, like research")
+    key.add_argument("--admin", action="store_true", help="let it use /admin and /metrics")
     serve = commands.add_parser(
         "serve", help="serve a model over HTTP and WebSocket", description="Serve a model."
     )
@@ -160,6 +191,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
     add("--allow-public", action="store_true", help="allow a --host that other machines reach")
+    add(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="serve only who shows an API key of this file (make one: headwater key TENANT)",
+    )
+    add("--tls-cert", type=Path, metavar="FILE", help="serve TLS with this certificate chain (PEM)")
+    add("--tls-key", type=Path, metavar="FILE", help="its private key, if not in the same file")
     add("--model", type=Path, help="GGUF file or Hugging Face folder (default: the embedded one)")
     add(
         "--script",

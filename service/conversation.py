@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from engine.types import SHARED_TENANT
-
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
 
@@ -111,7 +109,6 @@ class GenerationRequest:
     model: str
     conversation: Conversation
     options: GenerationOptions
-    tenant: str = SHARED_TENANT
     former: bytes = b""
 
     @property

@@ -9,7 +9,7 @@ unstreamed answer.
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from engine.types import FinishReason, Phase, TokenLogprobs
+from engine.types import SHARED_TENANT, FinishReason, Phase, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,7 @@ class RequestRecord:
     first_token_ns: int = 0
     response_id: str = ""
     request_id: str = ""
+    tenant: str = SHARED_TENANT
     stream: bool = False
     options: dict[str, int | float | str] = field(default_factory=dict)
     traceparent: str | None = None

@@ -25,6 +25,7 @@ from engine.types import (
     pack_tokens,
     unpack_tokens,
 )
+from service.access.limiter import TenantLimiter
 from service.conversation import GenerationOptions, GenerationRequest
 from service.errors import ApiError, from_engine
 from service.events import (
@@ -59,11 +60,13 @@ class Generator:
         renderer: PromptRenderer,
         readers: AnswerReaders,
         trace: TraceSink,
+        limiter: TenantLimiter,
     ) -> None:
         self._engine = engine
         self._renderer = renderer
         self._readers = readers
         self._trace = trace
+        self._limiter = limiter
 
     def run(self, request: GenerationRequest, record: RequestRecord) -> AsyncGenerator[Event, None]:
         """Events of one generation: Admitted, its pieces, then exactly one Completed or Failed.
@@ -101,18 +104,11 @@ class Generator:
     ) -> AsyncGenerator[Event, None]:
         record.response_id = request.id
         try:
-            token_ids = await tokens()
-            grammar = await self._readers.grammar(request, token_ids)
-            engine_request = self._engine_request(request, token_ids, grammar, record)
-            try:
-                stream = self._engine.generate(engine_request)
-            except EngineError as error:
-                raise from_engine(error) from error
-            reader = self._readers.reader(request, token_ids)
-            reading = _Reading(stream, engine_request, reader, record)
-            async with aclosing(self._read(reading)) as events:
-                async for event in events:
-                    yield event
+            with self._limiter.admit(record):
+                reading = await self._begin(request, record, await tokens())
+                async with aclosing(self._read(reading)) as events:
+                    async for event in events:
+                        yield event
         except ApiError as error:
             record.error_type = error.code or error.type
             raise
@@ -128,6 +124,18 @@ class Generator:
                 last = record.phases[-1]
                 record.phases.append(Phase("stream", last.end_ns, record.end_ns))
             self._trace.finish(record)
+
+    async def _begin(
+        self, request: GenerationRequest, record: RequestRecord, token_ids: TokenIds
+    ) -> "_Reading":
+        grammar = await self._readers.grammar(request, token_ids)
+        engine_request = self._engine_request(request, token_ids, grammar, record)
+        try:
+            stream = self._engine.generate(engine_request)
+        except EngineError as error:
+            raise from_engine(error) from error
+        reader = self._readers.reader(request, token_ids)
+        return _Reading(stream, engine_request, reader, record)
 
     async def _read(self, reading: "_Reading") -> AsyncGenerator[Event, None]:
         """Admitted and all that follows; the stream is closed and its end recorded in any case."""
@@ -182,7 +190,7 @@ class Generator:
             id=request.id,
             token_ids=pack_tokens(token_ids),
             sampling=sampling,
-            tenant=request.tenant,
+            tenant=record.tenant,
             salt=options.salt,
             priority=options.priority,
             deadline_ns=record.start_ns + timeout_ns if timeout_ns else 0,

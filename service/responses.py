@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import anyio
 import msgspec
 
-from engine.types import SHARED_TENANT
 from service.conversation import GenerationRequest
 from service.dialects.responses_decode import CreateRequest, ResponseCreate, in_this_dialect
 from service.dialects.responses_encode import ResponseEncoder
@@ -33,6 +32,7 @@ class Origin:
     """What a create came with: the headers are its own, or those its connection began with."""
 
     request_id: str
+    tenant: str
     headers: Mapping[str, str]
     arrived_ns: int
     streamed: bool
@@ -97,9 +97,9 @@ class Responses:
         self._background: set[_Background] = set()
         self._ended = anyio.Event()
 
-    def find(self, response_id: str) -> StoredResponse:
-        """A response that may be looked at. Raises ApiError 404."""
-        stored = self._store.get(SHARED_TENANT, response_id)
+    def find(self, tenant: str, response_id: str) -> StoredResponse:
+        """A response of the tenant that may be looked at. Raises ApiError 404."""
+        stored = self._store.get(tenant, response_id)
         if stored is None or not stored.kept:
             raise ApiError(
                 404,
@@ -109,14 +109,16 @@ class Responses:
             )
         return stored
 
-    def previous(self, response_id: str | None, *, unkept: bool = False) -> StoredResponse | None:
+    def previous(
+        self, tenant: str, response_id: str | None, *, unkept: bool = False
+    ) -> StoredResponse | None:
         """What a create continues; `unkept`: also a response of `store: false`.
 
         Raises ApiError 400 `previous_response_not_found`.
         """
         if response_id is None:
             return None
-        stored = self._store.get(SHARED_TENANT, response_id)
+        stored = self._store.get(tenant, response_id)
         if stored is None or not (stored.kept or unkept):
             raise invalid(
                 "previous_response_id",
@@ -143,9 +145,9 @@ class Responses:
         body = request.body
         kept = body.store is not False
         stored = self._store.begin(
-            SHARED_TENANT,
+            origin.tenant,
             request.input,
-            previous=self.previous(body.previous_response_id, unkept=on_socket),
+            previous=self.previous(origin.tenant, body.previous_response_id, unkept=on_socket),
             request=msgspec.json.encode(msgspec.structs.replace(body, input=None)),
             generates=body.generates,
             kept=kept,
@@ -238,6 +240,7 @@ class Responses:
             model=self._model,
             start_ns=origin.arrived_ns,
             request_id=origin.request_id,
+            tenant=origin.tenant,
             stream=origin.streamed,
             traceparent=traceparent,
             tracestate=tracestate,

@@ -74,6 +74,7 @@ class CreateResponse:
             raise invalid("background", "A background response must be stored: leave out 'store'.")
         origin = Origin(
             request_id=scope["state"]["request_id"],
+            tenant=scope["state"]["tenant"],
             headers=Headers(scope=scope),
             arrived_ns=arrived_ns,
             streamed=body.stream is True,
@@ -158,7 +159,7 @@ class RetrieveResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError 400 and 404; ClientGone if the client left."""
         query = _query(scope, RetrieveQuery)
-        stored = self._services.responses.find(scope["path_params"]["id"])
+        stored = self._services.responses.find(*_named(scope))
         after = -1 if query.starting_after is None else query.starting_after
 
         async def answer() -> None:
@@ -178,7 +179,7 @@ class DeleteResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError 404."""
-        stored = self._services.responses.find(scope["path_params"]["id"])
+        stored = self._services.responses.find(*_named(scope))
         self._services.responses.forget(stored)
         await send_json(send, {"id": stored.id, "object": "response", "deleted": True})
 
@@ -193,7 +194,7 @@ class CancelResponse:
         """Raises ApiError 400 for a response in the foreground, 404 for an unknown one."""
         responses = self._services.responses
         await read_body(scope, receive, self._services.settings.limits)
-        stored = responses.find(scope["path_params"]["id"])
+        stored = responses.find(*_named(scope))
 
         async def answer() -> None:
             await responses.cancel(stored)
@@ -211,7 +212,7 @@ class InputItems:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError 400 and 404."""
         query = _query(scope, ListQuery)
-        stored = self._services.responses.find(scope["path_params"]["id"])
+        stored = self._services.responses.find(*_named(scope))
         await send_json(send, page(input_items(stored), query.after, query.limit, query.order))
 
 
@@ -228,7 +229,9 @@ class InputTokens:
         raw = await read_body(scope, receive, limits)
         decode = partial(decode_create, card=services.card, kind=TokenCountBody)
         request = await decode_body(raw, decode, limits)
-        previous = services.responses.previous(request.body.previous_response_id)
+        previous = services.responses.previous(
+            scope["state"]["tenant"], request.body.previous_response_id
+        )
         chain = request.input if previous is None else previous.following(request.input)
         former = None if previous is None else unpack_tokens(previous.tokens())
 
@@ -258,6 +261,11 @@ async def _follow(
 def _sse_frame(frame: bytes) -> bytes:
     type = frame[_TYPE_AT : frame.index(b'"', _TYPE_AT)]
     return b"event: %b\ndata: %b\n\n" % (type, wire.one_line(frame))
+
+
+def _named(scope: Scope) -> tuple[str, str]:
+    """Whose response the path names, and which."""
+    return scope["state"]["tenant"], scope["path_params"]["id"]
 
 
 def _query(scope: Scope, kind: type[Query]) -> Query:

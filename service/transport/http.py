@@ -99,6 +99,7 @@ def begin_record(
         model=model,
         start_ns=start_ns,
         request_id=scope["state"]["request_id"],
+        tenant=scope["state"]["tenant"],
         stream=stream,
         traceparent=headers.get("traceparent"),
         tracestate=headers.get("tracestate"),

@@ -195,6 +195,7 @@ class _Connection:
         """Raises ApiError for what is refused before `response.created` was sent."""
         origin = Origin(
             request_id=self._websocket.scope["state"]["request_id"],
+            tenant=self._websocket.scope["state"]["tenant"],
             headers=self._websocket.headers,
             arrived_ns=arrived_ns,
             streamed=True,

@@ -21,6 +21,7 @@ from engine.text import Encoder, TextAssets, Vocabulary
 from engine.text.vocabulary import byte_alphabet
 from engine.transport import start_thread_engine
 from engine.types import EngineInfo, EngineRequest
+from service.access.keys import KeyFile
 from service.app import App, create_app
 from service.config import Limits, Settings
 from service.events import RequestRecord
@@ -128,6 +129,7 @@ def run_server(
     info: EngineInfo = INFO,
     app_for: Callable[[Services], App] = create_app,
     max_open: int = 1024,
+    keys: KeyFile | None = None,
 ) -> Iterator[LiveServer]:
     """A server on a free port; the n-th request gets the n-th script, round and round."""
     settings = replace(settings or Settings(), port=0, drain_s=5.0)
@@ -136,7 +138,7 @@ def run_server(
 
     def run() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, play, info, app_for, max_open, started))
+            runner.run(_serve(settings, play, info, app_for, max_open, keys, started))
 
     thread = threading.Thread(target=run, name="server")
     thread.start()
@@ -159,6 +161,7 @@ async def _serve(
     info: EngineInfo,
     app_for: Callable[[Services], App],
     max_open: int,
+    keys: KeyFile | None,
     started: "Future[LiveServer]",
 ) -> None:
     try:
@@ -168,7 +171,7 @@ async def _serve(
             max_open=max_open,
         )
         records = Records()
-        services = build_services(settings, engine, assets, records)
+        services = build_services(settings, engine, assets, records, keys)
         server = Server(app_for(services), engine, settings)
         sock = bind(settings)
         port = sock.getsockname()[1]

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from service.access.keys import KeyFile
+
 ROOT = Path(__file__).parent.parent.parent
 
 
 def serve(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return run("serve", *arguments)
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "service", "serve", *arguments],
+        [sys.executable, "-m", "service", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -37,6 +43,8 @@ def test_a_taken_port(tmp_path: Path) -> None:
         (("--kv-memory", "lots"), 2, "2GiB"),
         (("--port", "many"), 2, "--port"),
         (("--nope",), 2, "--nope"),
+        (("--keys", "nowhere.toml"), 2, "headwater key"),
+        (("--tls-cert", __file__), 1, "no usable certificate"),
     ],
 )
 def test_what_cannot_start(arguments: tuple[str, ...], code: int, words: str) -> None:
@@ -44,3 +52,18 @@ def test_what_cannot_start(arguments: tuple[str, ...], code: int, words: str) ->
     assert ended.returncode == code
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_key_is_shown_and_its_entry_printed(tmp_path: Path) -> None:
+    made = run("key", "research", "--admin")
+    assert made.returncode == 0
+    path = tmp_path / "keys.toml"
+    path.write_text(made.stdout)
+    key = made.stderr.split()[-1]
+    assert key not in made.stdout
+    found = KeyFile(path).find(key)
+    assert found is not None
+    assert (found.tenant, found.admin) == ("research", True)
+    refused = run("key", "two words")
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from service.config import (
+    NewKey,
     Settings,
     SettingsError,
-    parse_arguments,
+    parse_command,
     parse_memory,
     tracing_is_configured,
 )
@@ -35,17 +36,23 @@ def test_what_is_no_size(text: str) -> None:
         parse_memory(text)
 
 
+def parse(*arguments: str) -> Settings:
+    settings = parse_command(["serve", *arguments])
+    assert isinstance(settings, Settings)
+    return settings
+
+
 def test_defaults_are_the_settings_own() -> None:
-    assert parse_arguments(["serve"]) == Settings()
+    assert parse() == Settings()
 
 
 def test_every_option_arrives() -> None:
     line = (
-        "serve --host ::1 --port 9 --model m.gguf --served-model-name a b --kv-memory 1GiB "
+        "--host ::1 --port 9 --model m.gguf --served-model-name a b --kv-memory 1GiB "
         "--max-context 512 --threads 3 --exact --backend cpu --allowed-host x --allowed-host y "
         "--allowed-origin https://o --log-level debug"
     )
-    settings = parse_arguments(line.split())
+    settings = parse(*line.split())
     assert (settings.host, settings.port, settings.model) == ("::1", 9, Path("m.gguf"))
     assert settings.model_names == ("a", "b")
     assert settings.allowed_hosts == ("x", "y")
@@ -58,22 +65,37 @@ def test_every_option_arrives() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "gpu.example"])
 def test_other_machines_are_let_in_only_on_purpose(host: str) -> None:
     with pytest.raises(SettingsError, match="--allow-public"):
-        parse_arguments(["serve", "--host", host])
-    assert parse_arguments(["serve", "--host", host, "--allow-public"]).host == host
+        parse("--host", host)
+    assert parse("--host", host, "--allow-public").host == host
+
+
+def test_keys_open_a_public_address() -> None:
+    assert parse("--host", "0.0.0.0", "--keys", "keys.toml").keys == Path("keys.toml")
+
+
+def test_the_command_that_makes_a_key() -> None:
+    assert parse_command(["key", "research", "--admin"]) == NewKey("research", True)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
 def test_loopback_needs_no_leave(host: str) -> None:
-    assert parse_arguments(["serve", "--host", host]).host == host
+    assert parse("--host", host).host == host
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--port", "70000"], ["--kv-memory", "lots"], ["--threads", "-1"], ["--max-context", "-5"]],
+    [
+        ["--port", "70000"],
+        ["--kv-memory", "lots"],
+        ["--threads", "-1"],
+        ["--max-context", "-5"],
+        ["--tls-cert", "missing.pem"],
+        ["--tls-key", __file__],
+    ],
 )
 def test_wrong_values(wrong: list[str]) -> None:
     with pytest.raises(SettingsError):
-        parse_arguments(["serve", *wrong])
+        parse(*wrong)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from engine.types import (
     TokenDelta,
     pack_tokens,
 )
+from service.access.keys import TenantLimits
+from service.access.limiter import TenantLimiter
 from service.conversation import Conversation, GenerationOptions, GenerationRequest, Message
 from service.errors import ApiError
 from service.events import Admitted, Completed, Event, Failed, RequestRecord, TextDelta, Usage
@@ -75,7 +77,8 @@ def make(engine: BrokenEngine) -> tuple[Generator, Records]:
     records = Records()
     renderer = PromptRenderer(byte_assets(), CONTEXT)
     readers = AnswerReaders(byte_assets(), format_of(None))
-    return Generator(cast(Engine, engine), renderer, readers, records), records
+    limiter = TenantLimiter(lambda tenant: TenantLimits())
+    return Generator(cast(Engine, engine), renderer, readers, records, limiter), records
 
 
 def request(max_tokens: int | None = None) -> GenerationRequest:

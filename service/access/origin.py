@@ -1,4 +1,4 @@
-"""Who may speak to the server: Host and Origin, before anything else is looked at.
+"""Where a connection comes from: Host and Origin, before anything else is looked at.
 
 A web page that rebinds its own name to this machine arrives with that name as Host; a page of
 another site arrives with its Origin. Neither may reach a server that trusts the machine it runs
@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.access.refusal import refuse
 from service.config import Settings
-from service.dialects import wire
 from service.errors import ApiError
 
 ANY = "*"
 
 
-class AccessMiddleware:
+class OriginMiddleware:
     """Refuses connections, WebSocket handshakes included, by their Host and Origin."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -31,7 +31,7 @@ class AccessMiddleware:
         if scope["type"] in ("http", "websocket"):
             refusal = self._refusal(Headers(scope=scope))
             if refusal is not None:
-                await _refuse(refusal, scope, send)
+                await refuse(refusal, scope, send)
                 return
         await self._app(scope, receive, send)
 
@@ -83,20 +83,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
-    if scope["type"] == "http":
-        raise error
-    if "websocket.http.response" in scope.get("extensions", {}):
-        await _deny(error, send)
-    else:
-        await send({"type": "websocket.close", "code": 1008, "reason": error.code})
-
-
-async def _deny(error: ApiError, send: Send) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send(
-        {"type": "websocket.http.response.start", "status": error.status, "headers": headers}
-    )
-    await send({"type": "websocket.http.response.body", "body": wire.encode_error(error)})
