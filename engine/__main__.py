@@ -2,16 +2,18 @@
 
 It reads its EngineConfig from the inherited socket N, answers with what it is or why it cannot
 start, and runs the step loop. It ends when the edge says so, on SIGTERM when its requests have
-ended, and at once when the edge is gone. Exit code 0 is a wanted end.
+ended, and at once when the edge is gone, even while it is stopped. Exit code 0 is a wanted end.
 """
 
 import argparse
 import contextlib
+import ctypes
 import logging
 import os
 import select
 import signal
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from engine.loop import StepLoop, serve
 from engine.types import EngineConfig
 from engine.wire.frames import FrameReader
 from engine.wire.messages import decode_config
+
+_PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +73,12 @@ def _drain_on_sigterm(loop: StepLoop) -> None:
 
 
 def _end_with_edge(sock: socket.socket) -> None:
-    """No orphan: also in a long step, or while weights load, the process ends with its edge."""
+    """No orphan: also in a long step, or while weights load, the process ends with its edge.
+
+    On Linux the kernel sees to it, so a stopped process ends too.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     poll = select.poll()
     poll.register(sock, 0)  # hang-up and error are always reported
 

@@ -4,7 +4,9 @@ Every method is called from one event loop. Cancellation of a call never leaves 
 closing the iterator of `generate` (or cancelling the task that reads it) aborts the request.
 """
 
-from typing import Protocol
+from typing import Literal, Protocol
+
+import msgspec
 
 from engine.types import EngineEvent, EngineInfo, EngineRequest, EngineStats, PoolStats
 
@@ -31,12 +33,32 @@ class EngineDead(EngineError):
         super().__init__(message, retryable=True)
 
 
+class EngineSilent(EngineError):
+    """The engine has not answered in time: a long step, or it hangs."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)
+
+
 class RequestRefused(EngineError):
     """The request is outside the engine's limits; `field` names what."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine is. `reason` says why it does not run; empty while it does.
+
+    `silent_s` is how long ago it was last heard of: a busy engine speaks after each step, an idle
+    one when it is asked, which its supervisor does about once a second.
+    """
+
+    state: Literal["running", "restarting", "draining", "ended"]
+    silent_s: float
+    num_restarts: int = 0
+    reason: str = ""
 
 
 class EventStream(Protocol):
@@ -57,7 +79,10 @@ class Engine(Protocol):
 
     @property
     def alive(self) -> bool:
-        """False once the engine process has ended or is draining to its end."""
+        """Whether requests are taken now: False while it is down, and once it drains."""
+
+    @property
+    def health(self) -> EngineHealth: ...
 
     def generate(self, request: EngineRequest) -> EventStream:
         """Events of one request: Started at admission (absent if it ended before), PromptLogprobs
@@ -72,7 +97,8 @@ class Engine(Protocol):
     def abort(self, request_id: str) -> None:
         """End a request by the next step; its iterator still yields its Finished (ABORT)."""
 
-    async def stats(self) -> EngineStats: ...
+    async def stats(self) -> EngineStats:
+        """Raises EngineSilent or EngineDead, as `flush` and `audit` do."""
 
     async def flush(self) -> int:
         """Drop all cached pages that nothing references; how many."""
@@ -81,7 +107,9 @@ class Engine(Protocol):
         """Recount pages from tree and tables. Raises EngineError naming every difference."""
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new requests, let running ones finish within `grace_s`, abort the rest."""
+        """Refuse new requests, let running ones finish within `grace_s`, abort the rest. When it
+        returns the engine has ended, by force if it had to be, and every request has its Finished.
+        """
 
     async def close(self) -> None:
         """Abort what runs, end the engine process and wait for it."""

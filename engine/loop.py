@@ -54,6 +54,8 @@ _MAX_RECVS_PER_STEP = 64
 _LAST_WORDS_S = 2.0
 """How long the ending loop waits for the edge to take its last messages."""
 
+_SHUTTING_DOWN = "the engine is shutting down; the request may be repeated"
+
 _log = logging.getLogger(__name__)
 
 
@@ -107,7 +109,10 @@ class StepLoop:
         except Exception as error:
             self._ending = True
             for request_id in list(self._open):
-                self._end(request_id, f"the engine failed: {error}")
+                message = (
+                    f"the engine failed ({error}) and has stopped; the request may be repeated"
+                )
+                self._end(request_id, message, retryable=True)
             self._send()
             raise
         finally:
@@ -185,7 +190,7 @@ class StepLoop:
             raise FrameError(f"request {request.id!r} is open already")
         self._open[request.id] = _Open(len(request.token_ids) // 4)
         if self._ending:
-            self._end(request.id, "the engine is shutting down; the request may be repeated")
+            self._end(request.id, _SHUTTING_DOWN, retryable=True)
             return
         try:
             self._core.add(request)
@@ -206,7 +211,7 @@ class StepLoop:
         self._ending = True
         for request_id in [name for name, state in self._open.items() if not state.started]:
             self._core.abort(request_id)
-            self._end(request_id, "the engine is shutting down; the request may be repeated")
+            self._end(request_id, _SHUTTING_DOWN, retryable=True)
 
     def _step(self) -> None:
         if not self._core.has_work and not 0 < self._core.wake_ns <= time.monotonic_ns():
@@ -233,7 +238,7 @@ class StepLoop:
                 assert_never(event)
         self._events.append(event)
 
-    def _end(self, request_id: str, message: str) -> None:
+    def _end(self, request_id: str, message: str, *, retryable: bool = False) -> None:
         """End an open request in the core's place."""
         state = self._open.pop(request_id)
         self._events.append(
@@ -245,6 +250,7 @@ class StepLoop:
                 state.num_output_tokens,
                 time.monotonic_ns(),
                 message=message,
+                retryable=retryable,
             )
         )
 

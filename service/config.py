@@ -5,6 +5,7 @@ the server reads the environment.
 """
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,9 @@ class Settings:
 
     `model_names`: the first is the served id, the others are aliases; empty for the model's own.
     `script`: a file of scripted tokens that are served in place of the model's (load tests).
+    `drain_s`: how long running requests may take to finish when the server is told to end.
+    `step_limit_s`: the engine counts as hung after so long a silence; `engine_restarts`: how often
+    within a minute it is started again.
     `trace`: whether spans are exported, to where the OTEL_* variables say.
     `tool_format`: how the model writes calls; None for what its chat template shows.
     `keys`: the file of API keys (see `access/keys.py`); None for a server that knows no tenants.
@@ -72,6 +76,8 @@ class Settings:
     tls_key: Path | None = None
     tool_format: FormatName | None = None
     drain_s: float = 30.0
+    step_limit_s: float = 120.0
+    engine_restarts: int = 5
     log_level: str = "info"
     trace: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -140,6 +146,9 @@ def _settings(given: argparse.Namespace) -> Settings:
         tls_cert=given.tls_cert,
         tls_key=given.tls_key,
         tool_format=given.tool_format,
+        drain_s=given.drain,
+        step_limit_s=given.step_limit,
+        engine_restarts=given.engine_restarts,
         log_level=given.log_level,
         trace=tracing_is_configured(os.environ),
     )
@@ -167,6 +176,7 @@ def _check(settings: Settings) -> None:
             raise SettingsError(f"{option} {path} is no file.")
     if settings.tls_key is not None and settings.tls_cert is None:
         raise SettingsError("--tls-key needs --tls-cert.")
+    _check_supervision(settings)
     guarded = settings.keys is not None or settings.allow_public
     if not is_loopback(settings.host) and not guarded:
         raise SettingsError(
@@ -174,6 +184,18 @@ def _check(settings: Settings) -> None:
             "it. Give it keys with --keys FILE (make one: `headwater key TENANT`), or say "
             "--allow-public if open is what you want."
         )
+
+
+def _check_supervision(settings: Settings) -> None:
+    if not math.isfinite(settings.drain_s) or settings.drain_s < 0:
+        raise SettingsError(f"--drain {settings.drain_s:g} is no time: give seconds, 0 or more.")
+    if not math.isfinite(settings.step_limit_s) or settings.step_limit_s < 1:
+        raise SettingsError(
+            f"--step-limit {settings.step_limit_s:g} is shorter than honest steps: give at least 1 "
+            "second."
+        )
+    if settings.engine_restarts < 0:
+        raise SettingsError(f"--engine-restarts {settings.engine_restarts} is negative.")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -236,6 +258,29 @@ def _parser() -> argparse.ArgumentParser:
         "--tool-format",
         choices=FORMAT_NAMES,
         help="how the model writes tool calls (default: as its chat template shows)",
+    )
+    add(
+        "--drain",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long running requests may take to finish after SIGTERM (default: %(default)g)",
+    )
+    add(
+        "--step-limit",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="start the engine again when it is silent for so long; more than the longest step "
+        "of a large model on few cores takes (default: %(default)g)",
+    )
+    add(
+        "--engine-restarts",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how often within a minute the engine is started again before the server gives up "
+        "(default: %(default)s)",
     )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return parser

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from engine.api import EngineDead, EngineError, EngineOverloaded, RequestRefused
+from engine.api import EngineError, EngineOverloaded, RequestRefused
 from engine.types import FinishReason
 from service.events import Failed
 
@@ -51,7 +51,7 @@ def from_engine(error: EngineError) -> ApiError:
             code="rate_limit_exceeded",
             headers=RETRY_SOON,
         )
-    if isinstance(error, EngineDead):
+    if error.retryable:
         return ApiError(
             503,
             str(error),
@@ -79,5 +79,9 @@ def from_failure(failed: Failed) -> ApiError:
             type="server_error",
             code="server_is_overloaded",
             headers=RETRY_SOON,
+        )
+    if failed.retryable:
+        return ApiError(
+            503, failed.message, type="server_error", code="server_error", headers=RETRY_SOON
         )
     return ApiError(500, failed.message, type="server_error")

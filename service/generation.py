@@ -321,14 +321,15 @@ class _Reading:
                 stop_token_id=event.stop_token_id,
             )
         self._record.error_type = event.reason.value
-        message, retryable = _FAILURES[event.reason]
-        return Failed(event.reason, event.message or message, usage, retryable)
+        return Failed(
+            event.reason, event.message or _FAILURES[event.reason], usage, event.retryable
+        )
 
 
 _FAILURES = {
-    FinishReason.ABORT: ("The request was aborted because the server is shutting down.", True),
-    FinishReason.DEADLINE: ("The request did not finish within its timeout.", False),
-    FinishReason.ERROR: ("The engine failed while it ran this request.", True),
+    FinishReason.ABORT: "The request was aborted because the server is shutting down.",
+    FinishReason.DEADLINE: "The request did not finish within its timeout.",
+    FinishReason.ERROR: "The engine failed while it ran this request.",
 }
 
 

@@ -2,6 +2,14 @@
 
 from engine.transport.client import EngineClient
 from engine.transport.process import start_process_engine
+from engine.transport.supervisor import EngineSupervisor, Supervision, start_supervised_engine
 from engine.transport.thread import start_thread_engine
 
-__all__ = ["EngineClient", "start_process_engine", "start_thread_engine"]
+__all__ = [
+    "EngineClient",
+    "EngineSupervisor",
+    "Supervision",
+    "start_process_engine",
+    "start_supervised_engine",
+    "start_thread_engine",
+]

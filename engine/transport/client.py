@@ -9,11 +9,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from engine.api import EngineDead, EngineError, EngineOverloaded, RequestRefused
+from engine.api import (
+    EngineDead,
+    EngineError,
+    EngineHealth,
+    EngineOverloaded,
+    EngineSilent,
+    RequestRefused,
+)
 from engine.limits import check_request
 from engine.transport.stream import Channel, EventStream
 from engine.types import EngineInfo, EngineRequest, EngineStats, Finished, PoolStats
@@ -43,6 +50,13 @@ from engine.wire.messages import (
 
 CLOSE_S = 5.0
 """How long an engine may take to end after it was asked to, before it is killed."""
+ABORT_S = 2.0
+"""The same for one that drained, and whose grace is over: its requests wait for their ends."""
+ANSWER_S = 1.5
+"""How long a question to the engine may wait for the step under way."""
+AUDIT_S = 60.0
+
+SHUTTING_DOWN = "the engine is shutting down"
 
 _RECV_BYTES = 256 * 1024
 
@@ -63,13 +77,21 @@ class Peer(Protocol):
         """Block until it has ended, at most `timeout_s`, then kill; says how it ended."""
 
 
+LastWords: TypeAlias = Callable[[str], str]
+"""Called once, when an engine ends that should not have, with the reason; returns what its
+requests and the log are told."""
+
+
 class EngineClient:
     """An `Engine` behind a socket. `start` has to succeed before anything else is called.
 
     Everything but the reader thread lives on the event loop that `start` was called from.
     """
 
-    def __init__(self, sock: socket.socket, peer: Peer, max_open: int) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: Peer, max_open: int, last_words: LastWords = str
+    ) -> None:
+        self._last_words = last_words
         self._socket = sock
         self._peer = peer
         self._max_open = max_open
@@ -81,8 +103,10 @@ class EngineClient:
         self._call_ids = itertools.count()
         self._started: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._draining = False
+        self._closing = False
+        self._ending = False
         self._end_reason = ""
+        self._heard_ns = time.monotonic_ns()
         self._thread = threading.Thread(target=self._read, name="engine-reader", daemon=True)
 
     async def start(self, first_payload: bytes | None = None) -> None:
@@ -107,7 +131,43 @@ class EngineClient:
 
     @property
     def alive(self) -> bool:
-        return not self._draining and not self._ended.done()
+        return not (self._closing or self._ending or self._ended.done())
+
+    @property
+    def health(self) -> EngineHealth:
+        """Without a supervisor nobody asks an idle engine for a sign of life."""
+        silent_s = (time.monotonic_ns() - self._heard_ns) / 1e9
+        if self.alive:
+            return EngineHealth(state="running", silent_s=silent_s)
+        reason = self._end_reason or SHUTTING_DOWN
+        expected = self._closing and not self._ended.done()
+        state: Literal["draining", "ended"] = "draining" if expected else "ended"
+        return EngineHealth(state=state, silent_s=silent_s, reason=reason)
+
+    @property
+    def _has_started(self) -> bool:
+        started = self._started
+        return started.done() and not started.cancelled() and started.exception() is None
+
+    @property
+    def heard_ns(self) -> int:
+        """When anything came from the engine last, stamped as it came: a busy event loop is not
+        taken for a silent engine."""
+        return self._heard_ns
+
+    def ask_for_sign(self) -> None:
+        """Make the engine say something after the step under way."""
+        self._send(AskStats(next(self._call_ids)))
+
+    async def wait_ended(self, timeout_s: float) -> bool:
+        """Whether the engine has ended within `timeout_s`, with all its requests told."""
+        await asyncio.wait([self._ended], timeout=timeout_s)
+        return self._ended.done()
+
+    def kill(self, reason: str) -> None:
+        """End the engine at once; `reason` is why it ended."""
+        self._end_reason = self._end_reason or reason
+        self._peer.kill()
 
     @property
     def pid(self) -> int | None:
@@ -122,7 +182,7 @@ class EngineClient:
     def generate(self, request: EngineRequest) -> EventStream:
         """See `Engine.generate`. The id of an open request is refused."""
         if not self.alive:
-            raise EngineDead(self._end_reason or "the engine is shutting down")
+            raise EngineDead(self._end_reason or SHUTTING_DOWN)
         if len(self._channels) >= self._max_open:
             raise EngineOverloaded(f"{self._max_open} requests are running or waiting already")
         if request.id in self._channels:
@@ -166,21 +226,23 @@ class EngineClient:
         return reply.num_pages
 
     async def audit(self) -> PoolStats:
-        reply = await self._ask(AskAudit)
+        reply = await self._ask(AskAudit, AUDIT_S)
         assert isinstance(reply, AuditReply)
         return reply.pool
 
     async def drain(self, grace_s: float) -> None:
-        self._draining = True
+        self._closing = True
         self._send(Drain())
         await asyncio.wait([self._ended], timeout=grace_s)
         for request_id in list(self._channels):
             self.abort(request_id)
-        await asyncio.wait([self._ended], timeout=CLOSE_S)
+        if not await self.wait_ended(ABORT_S):
+            self.kill(SHUTTING_DOWN)
+            await asyncio.wait([self._ended])
 
     async def close(self) -> None:
         """See `Engine.close`. Cancelled, it kills the engine at once."""
-        self._draining = True
+        self._closing = True
         self._send(Close())
         try:
             await asyncio.wait([self._ended], timeout=CLOSE_S)
@@ -192,7 +254,9 @@ class EngineClient:
             raise
         self._thread.join()
 
-    async def _ask(self, ask: Callable[[int], AskStats | AskFlush | AskAudit]) -> Reply:
+    async def _ask(
+        self, ask: Callable[[int], AskStats | AskFlush | AskAudit], timeout_s: float = ANSWER_S
+    ) -> Reply:
         if self._ended.done():
             raise EngineDead(self._end_reason)
         call_id = next(self._call_ids)
@@ -200,7 +264,13 @@ class EngineClient:
         self._calls[call_id] = future
         self._send(ask(call_id))
         try:
-            reply: Reply = await future
+            async with asyncio.timeout(timeout_s):
+                reply: Reply = await future
+        except TimeoutError:
+            raise EngineSilent(
+                f"the engine has not answered within {timeout_s:g} s; it was last heard of "
+                f"{self.health.silent_s:.1f} s ago"
+            ) from None
         finally:
             self._calls.pop(call_id, None)
         if isinstance(reply, CallFailed):
@@ -230,6 +300,7 @@ class EngineClient:
         try:
             reader = FrameReader()
             while data := self._receive():
+                self._heard_ns = time.monotonic_ns()
                 for payload in reader.feed(data):
                     message = decode_from_engine(payload)
                     self._loop.call_soon_threadsafe(self._deliver, message)
@@ -258,7 +329,7 @@ class EngineClient:
     def _deliver(self, message: FromEngine) -> None:
         match message:
             case StepMessage(events, replies, ending):
-                self._draining = self._draining or ending
+                self._ending = self._ending or ending
                 for event in events:
                     channel = self._channels.get(event.request_id)
                     if channel is None:
@@ -278,9 +349,11 @@ class EngineClient:
                     self._started.set_exception(EngineError(sentence))
 
     def _on_end(self, reason: str) -> None:
+        reason = self._end_reason or reason
+        if self._has_started and not self._closing:
+            reason = self._last_words(reason)
+            _log.error("%s", reason)
         self._end_reason = reason
-        if self._started.done() and not self._draining:
-            _log.error("%s; every request is refused until the server is started again", reason)
         if self._writing:
             self._loop.remove_writer(self._socket)
         self._ended.set_result(None)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from engine.api import EngineError
-from engine.transport.client import EngineClient
+from engine.transport.client import EngineClient, LastWords
 from engine.types import EngineConfig
 from engine.wire.messages import encode
 
@@ -37,11 +37,14 @@ class ProcessPeer:
         return f"the engine process ended with exit code {code}"
 
 
-async def start_process_engine(config: EngineConfig) -> EngineClient:
+async def start_process_engine(
+    config: EngineConfig, *, module: str = "engine", last_words: LastWords = str
+) -> EngineClient:
     """Start `python -m engine` for `config` and wait until it is ready.
 
-    The process ends when this one does, however it ends. Raises EngineError, with a sentence for
-    the user, if the engine cannot start; cancelled or failed, nothing stays running.
+    The process ends when this one does, however it ends. `module` is another one that ends up in
+    `engine.__main__`. Raises EngineError, with a sentence for the user, if the engine cannot start;
+    cancelled or failed, nothing stays running.
     """
     max_open = config.max_running + config.max_waiting
     if max_open < 1:
@@ -49,16 +52,16 @@ async def start_process_engine(config: EngineConfig) -> EngineClient:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            process = _spawn(theirs.fileno())
+            process = _spawn(theirs.fileno(), module)
         except OSError as error:
             ours.close()
             raise EngineError(f"the engine process cannot be started: {error}") from error
-    client = EngineClient(ours, ProcessPeer(process), max_open)
+    client = EngineClient(ours, ProcessPeer(process), max_open, last_words)
     await client.start(encode(config))
     return client
 
 
-def _spawn(fd: int) -> "subprocess.Popen[bytes]":
+def _spawn(fd: int, module: str) -> "subprocess.Popen[bytes]":
     # -P: a folder named "engine" in the user's working directory is not ours.
-    command = [sys.executable, "-P", "-m", "engine", "--fd", str(fd)]
+    command = [sys.executable, "-P", "-m", module, "--fd", str(fd)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,))

@@ -67,6 +67,7 @@ class Channel:
                 self._num_output_tokens,
                 time_ns,
                 message=message,
+                retryable=True,
             )
         )
 

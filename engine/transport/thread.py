@@ -9,7 +9,7 @@ from collections.abc import Callable
 from engine.api import EngineError
 from engine.core import Core
 from engine.loop import serve
-from engine.transport.client import EngineClient
+from engine.transport.client import EngineClient, LastWords
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class ThreadPeer:
 
 
 async def start_thread_engine(
-    make_core: Callable[[], Core], *, max_open: int = 1088
+    make_core: Callable[[], Core], *, max_open: int = 1088, last_words: LastWords = str
 ) -> EngineClient:
     """Start the core that `make_core` makes, called on the engine's thread.
 
@@ -56,6 +56,6 @@ async def start_thread_engine(
     if max_open < 1:
         raise EngineError("max_open leaves no room for a request")
     ours, theirs = socket.socketpair()
-    client = EngineClient(ours, ThreadPeer(theirs, make_core), max_open)
+    client = EngineClient(ours, ThreadPeer(theirs, make_core), max_open, last_words)
     await client.start()
     return client

@@ -46,7 +46,8 @@ def test_served_names_and_aliases() -> None:
 
 def test_health(server: LiveServer) -> None:
     alive = server.http.get("/health")
-    assert (alive.status_code, alive.content) == (200, b"")
+    assert alive.status_code == 200
+    assert alive.json()["state"] == "running"
     ready = server.http.get("/health/ready")
     assert ready.status_code == 200
     assert ready.json()["ready"] is True
@@ -59,8 +60,10 @@ def test_a_dead_engine_is_told() -> None:
         assert answer.status_code in (500, 503)
         while server.engine.alive:
             pass
-        assert server.http.get("/health").status_code == 503
+        health = server.http.get("/health")
+        assert (health.status_code, health.json()["state"]) == (503, "ended")
         assert server.http.get("/health/ready").json()["ready"] is False
+        assert server.http.get("/health/ready").json()["reason"]
         again = server.http.post("/v1/chat/completions", json=body())
         assert again.status_code == 503
         assert again.json()["error"]["code"] == "server_is_overloaded"

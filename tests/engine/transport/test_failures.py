@@ -188,7 +188,7 @@ async def test_why_it_cannot_start_is_a_sentence(border: str) -> None:
 async def test_an_engine_that_dies_before_it_is_ready(
     border: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_spawn", lambda fd: spawn("raise SystemExit(3)"))
+    monkeypatch.setattr(process, "_spawn", lambda fd, module: spawn("raise SystemExit(3)"))
     with pytest.raises(EngineError, match="exit code 3 before it was ready"):
         await start_process_engine(EngineConfig(model="", backend="scripted"))
 
@@ -199,7 +199,7 @@ async def test_a_cancelled_start_leaves_no_process(
 ) -> None:
     spawned: list[subprocess.Popen[bytes]] = []
 
-    def never_ready(fd: int) -> "subprocess.Popen[bytes]":
+    def never_ready(fd: int, module: str) -> "subprocess.Popen[bytes]":
         spawned.append(spawn("import time; time.sleep(600)", fds=(fd,)))
         return spawned[0]
 

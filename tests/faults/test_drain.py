@@ -1,0 +1,107 @@
+"""SIGTERM: nothing that runs is lost within the grace, and everything is told its end after it.
+
+After vllm-project/vllm#24885, #36666, #36964 and smg-project/smg#1172."""
+
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from engine.scripted import ScriptFile, text_script
+from tests.faults.live import ENDLESS, body_of, ends_of, gone, serving, until
+from tests.faults.requests import Requests
+
+CHAT = "/v1/chat/completions"
+
+
+def test_twenty_streams_finish_and_what_is_new_is_refused(tmp_path: Path) -> None:
+    script = ScriptFile(scripts=(text_script("x" * 100, delay_s=0.015),))
+    answers: list[httpx.Response] = []
+
+    def post(url: str) -> None:
+        body = body_of(CHAT, stream=True)
+        answers.append(httpx.post(url + CHAT, json=body, timeout=60, trust_env=False))
+
+    with serving(tmp_path, script=script) as server:
+        threads = [threading.Thread(target=post, args=(server.url,)) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        server.wait_running(20)
+        pid = server.engine_pid()
+        socket_url = server.url.replace("http", "ws") + "/v1/responses"
+        with connect(socket_url, proxy=None) as idle:
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: not server.ready()["ready"])
+            refused = [server.http.post(CHAT, json=body_of(CHAT, stream=True)) for _ in range(5)]
+            assert [each.status_code for each in refused] == [503] * 5
+            assert all(int(each.headers["retry-after-ms"]) > 0 for each in refused)
+            assert len(answers) == 0
+            with pytest.raises(ConnectionClosed):
+                idle.recv(timeout=30)
+            assert idle.close_code == 1012
+        for thread in threads:
+            thread.join()
+        ended = server.wait_end()
+        assert ended.code == 0
+        assert gone(pid)
+    for answer in answers:
+        assert ends_of(CHAT, answer.text) == [{"done": True}]
+        assert answer.text.count('"content":"x"') == 100
+    assert len(answers) == 20
+
+
+@pytest.mark.parametrize("how", ["second signal", "grace over"])
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_cannot_finish_is_told_its_end(tmp_path: Path, how: str, hangs: bool) -> None:
+    grace = "0.5" if how == "grace over" else "300"
+    with serving(tmp_path, "--drain", grace, script=ENDLESS) as server:
+        requests = Requests(server)
+        pid = server.engine_pid()
+        if hangs:
+            server.signal_engine(signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: not server.ready()["ready"])
+        assert "shutting down" in server.ready()["reason"]
+        if how == "second signal":
+            until(lambda: "draining" in server.log)
+            threading.Event().wait(0.6)  # signals that are closer than 0.5 s are one
+            server.process.send_signal(signal.SIGINT)
+        requests.check_each_ended_once("shutting down")
+        assert requests.close_code == 1012
+        ended = server.wait_end()
+        assert ended.code == 0
+        assert "Traceback" not in ended.log, ended.log
+        assert gone(pid)
+
+
+def test_requests_that_wait_are_refused_and_may_be_repeated(tmp_path: Path) -> None:
+    """Those that wait for pages are told at once, those that run finish."""
+    answers: list[httpx.Response] = []
+
+    def post(url: str, number: int) -> None:
+        text = f"{number} words: " + "word " * 150
+        body = body_of(CHAT, stream=False, text=text, max_tokens=60)
+        answers.append(httpx.post(url + CHAT, json=body, timeout=60, trust_env=False))
+
+    with serving(tmp_path, "--kv-memory", "20MiB", "--max-context", "512") as server:
+        threads = [threading.Thread(target=post, args=(server.url, n)) for n in range(25)]
+        for thread in threads:
+            thread.start()
+        while (stats := server.stats())["running"] + stats["waiting"] < 25:
+            pass
+        assert stats["waiting"]
+        server.process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert server.wait_end().code == 0
+    codes = [answer.status_code for answer in answers]
+    assert set(codes) == {200, 503}, codes
+    for answer in answers:
+        if answer.status_code == 503:
+            assert answer.headers["retry-after"]
+        else:
+            assert answer.json()["usage"]["completion_tokens"] == 60
