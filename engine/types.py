@@ -222,12 +222,33 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
     pinned: int
 
 
+class Distribution(msgspec.Struct, frozen=True, array_like=True):
+    """A histogram of integers: `counts[i]` samples are at most `bounds[i]` and above the bound
+    before it, the last count is of those above all bounds. `total` is the sum of the samples."""
+
+    bounds: tuple[int, ...]
+    counts: tuple[int, ...]
+    total: int
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the start (`num_`), and the present state."""
+    """Counts since the start (`num_`), and the present state.
+
+    `paused` of the running ones want for credit. `num_queried_tokens` are the prompt tokens of
+    admitted requests, which the cache was asked for. `evicted_pages` by reason: "room" was needed,
+    or "flush". `step_ns`: durations of steps, their share of the loop included; `step_tokens` and
+    `chunk_tokens`: tokens computed per step, and per prefill chunk.
+    """
 
     pool: PoolStats
     running: int
     waiting: int
+    paused: int
+    step_ns: Distribution
+    step_tokens: Distribution
+    chunk_tokens: Distribution
+    evicted_pages: dict[str, int]
+    num_queried_tokens: int
     num_steps: int
     num_requests: int
     num_prompt_tokens: int

@@ -65,7 +65,8 @@ class PrefixCache:
     """Pages shared between requests by token prefix, within a namespace.
 
     A lone request can grow to (num_pages - 1) * page_size tokens whatever is cached: one page may
-    be needed for a copy. Calls outside a method's contract raise CacheError and change nothing.
+    be needed for a copy. `evicted_for_room` and `evicted_by_flush` count pages since the start.
+    Calls outside a method's contract raise CacheError and change nothing.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -75,6 +76,8 @@ class PrefixCache:
         self._evictor = Evictor(self._pool, self._forest)
         self._tables: set[PageTable] = set()
         self._clock = 0
+        self.evicted_for_room = 0
+        self.evicted_by_flush = 0
 
     def match(
         self, namespace: Namespace, token_ids: TokenIds, limit: int | None = None
@@ -115,7 +118,7 @@ class PrefixCache:
         if missing > self._pool.num_cached:
             return None
         if missing > 0:
-            self._evictor.evict(missing)
+            self.evicted_for_room += self._evictor.evict(missing)
         new_pages: list[int] = self._pool.allocate(num_new).tolist() if num_new else []
         copies: tuple[PageCopy, ...] = ()
         if copies_tail:
@@ -197,7 +200,9 @@ class PrefixCache:
 
     def flush(self) -> int:
         """Drop all cached pages; how many."""
-        return self._evictor.evict(self._pool.num_cached)
+        num_pages = self._evictor.evict(self._pool.num_cached)
+        self.evicted_by_flush += num_pages
+        return num_pages
 
     def stats(self) -> PoolCounts:
         """Pages by state, O(1)."""

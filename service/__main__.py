@@ -21,7 +21,7 @@ from service.app import create_app
 from service.config import NewKey, Settings, SettingsError, parse_command
 from service.server import Server, bind
 from service.services import build_services
-from service.telemetry.tracing import NoTracing, RequestTracer
+from service.telemetry.tracing import RequestTracer
 
 SWITCH_INTERVAL_S = 0.001
 """How long a busy worker thread may keep the event loop waiting for the interpreter."""
@@ -77,10 +77,10 @@ async def _serve(settings: Settings, started_s: float) -> None:
     sock = _bind(settings)
     with sock:
         engine, assets = await _start(settings, path)
-        trace = RequestTracer() if settings.trace else NoTracing()
+        tracers = [RequestTracer()] if settings.trace else []
         try:
             _say(_describe(engine.info))
-            services = build_services(settings, engine, assets, trace, keys)
+            services = build_services(settings, engine, assets, *tracers, keys=keys)
             server = Server(create_app(services), engine, settings)
             server.handle_signals()
             gc.freeze()  # what lives as long as the server need not be scanned again and again
@@ -96,7 +96,8 @@ async def _serve(settings: Settings, started_s: float) -> None:
             raise _cannot_listen(settings, error) from error
         finally:
             await engine.close()
-            trace.close()
+            for tracer in tracers:
+                tracer.close()
 
 
 async def _end_with_engine(engine: EngineSupervisor, server: Server) -> str:

@@ -31,10 +31,13 @@ from service.responses_http import (
     RetrieveResponse,
 )
 from service.services import Services
+from service.telemetry.metric_list import HTTP_REQUESTS
+from service.telemetry.metrics import MetricsEndpoint
 from service.tokens import Detokenize, Tokenize
 from service.transport.http import ClientGone, send_answer, send_error
 from service.transport.websocket import ResponsesSockets
 
+_METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 _REQUEST_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 log = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ def create_app(services: Services) -> "App":
     """The edge as one ASGI application: HTTP and WebSocket, no lifespan of its own."""
     sockets = ResponsesSockets(services)
     routes = Router(_routes(services, sockets), redirect_slashes=False)
-    return App(_guarded(routes, services), sockets, services.responses)
+    return App(_guarded(routes, services), services, sockets, services.responses)
 
 
 def _guarded(app: ASGIApp, services: Services) -> ASGIApp:
@@ -83,6 +86,7 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
         Route("/detokenize", Detokenize(services), methods=["POST"]),
         Route("/health", Health(engine), methods=["GET"]),
         Route("/health/ready", Ready(engine), methods=["GET"]),
+        Route("/metrics", MetricsEndpoint(services.metrics), methods=["GET"]),
         Route("/admin/pool", Pool(engine), methods=["GET"]),
         Route("/admin/cache/flush", Flush(engine), methods=["POST"]),
     ]
@@ -114,8 +118,10 @@ class App:
     `scope["state"]["tenant"]`: the shared tenant's, unless keys say otherwise.
     """
 
-    def __init__(self, app: ASGIApp, *draining: Drains) -> None:
+    def __init__(self, app: ASGIApp, services: Services, *draining: Drains) -> None:
         self._app = app
+        self._counts = services.counts
+        self._outboxes = services.outboxes
         self._draining = draining
 
     async def drain(self) -> None:
@@ -130,7 +136,9 @@ class App:
         if scope["type"] not in ("http", "websocket"):
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id"))
-        scope.setdefault("state", {}).update(request_id=request_id, tenant=SHARED_TENANT)
+        scope.setdefault("state", {}).update(
+            request_id=request_id, tenant=SHARED_TENANT, outboxes=self._outboxes
+        )
         scope["app"] = self  # so that the router raises its 404 and 405 instead of answering them
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
@@ -141,6 +149,7 @@ class App:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                self._count(scope, message["status"])
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
@@ -156,6 +165,14 @@ class App:
             answer = _answer_for(error, scope, request_id)
             if not started:
                 await _send_error(send_with_id, answer, scope, request_id)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        """Paths and methods that no route knows are one: clients may make up any number."""
+        route = scope.get("route")
+        handler = "none" if route is None else route.path
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        labels = (handler, method, f"{status // 100}xx")
+        self._counts.add(HTTP_REQUESTS, labels)
 
 
 async def _send_error(send: Send, error: ApiError, scope: Scope, request_id: str) -> None:

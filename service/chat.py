@@ -15,8 +15,7 @@ from service.events import RequestRecord
 from service.services import Services
 from service.transport.http import (
     begin_record,
-    decode_body,
-    read_body,
+    read_request,
     send_answer,
     while_connected,
 )
@@ -34,11 +33,16 @@ class ChatCompletions:
         start_ns = time.monotonic_ns()
         services = self._services
         limits = services.settings.limits
-        body = await read_body(scope, receive, limits)
-        decode = partial(chat_decode.decode, card=services.card)
-        request = await decode_body(body, decode, limits)
-        del body
-        records = [_record(scope, request, start_ns) for _ in range(request.n)]
+        request = await read_request(
+            scope,
+            receive,
+            partial(chat_decode.decode, card=services.card),
+            limits,
+            services.records,
+            operation="chat",
+            start_ns=start_ns,
+        )
+        records = [_record(scope, request, start_ns, choice) for choice in range(request.n)]
 
         async def answer() -> None:
             async with AsyncExitStack() as stack:
@@ -77,11 +81,13 @@ class ChatCompletions:
         await send_answer(send, 200, body)
 
 
-def _record(scope: Scope, request: ChatRequest, start_ns: int) -> RequestRecord:
-    return begin_record(
+def _record(scope: Scope, request: ChatRequest, start_ns: int, choice: int) -> RequestRecord:
+    record = begin_record(
         scope,
         operation="chat",
         model=request.generation.model,
         start_ns=start_ns,
         stream=request.stream,
     )
+    record.choice, record.num_choices = choice, request.n
+    return record

@@ -20,10 +20,10 @@ from service.dialects.completions_encode import (
 from service.errors import ApiError, invalid
 from service.events import Event, RequestRecord
 from service.services import Services
+from service.telemetry.sinks import finish_refused
 from service.transport.http import (
     begin_record,
-    decode_body,
-    read_body,
+    read_request,
     send_answer,
     while_connected,
 )
@@ -41,16 +41,25 @@ class Completions:
         start_ns = time.monotonic_ns()
         services = self._services
         limits = services.settings.limits
-        body = await read_body(scope, receive, limits)
-        decode = partial(completions_decode.decode, card=services.card)
-        request = await decode_body(body, decode, limits)
-        del body
+        request = await read_request(
+            scope,
+            receive,
+            partial(completions_decode.decode, card=services.card),
+            limits,
+            services.records,
+            operation="text_completion",
+            start_ns=start_ns,
+        )
         num_choices = len(request.prompts) * request.n
-        records = [_record(scope, request, start_ns) for _ in range(num_choices)]
+        records = [_record(scope, request, start_ns, choice) for choice in range(num_choices)]
 
         async def answer() -> None:
-            async with AsyncExitStack() as stack:
-                await self._answer(scope, send, request, records, stack)
+            try:
+                async with AsyncExitStack() as stack:
+                    await self._answer(scope, send, request, records, stack)
+            except ApiError as error:
+                finish_refused(services.records, records[0], error)
+                raise
 
         await while_connected(receive, answer, records)
 
@@ -167,11 +176,13 @@ def _of_prompt(error: ApiError, path: str) -> ApiError:
     )
 
 
-def _record(scope: Scope, request: CompletionRequest, start_ns: int) -> RequestRecord:
-    return begin_record(
+def _record(scope: Scope, request: CompletionRequest, start_ns: int, choice: int) -> RequestRecord:
+    record = begin_record(
         scope,
         operation="text_completion",
         model=request.model,
         start_ns=start_ns,
         stream=request.stream,
     )
+    record.choice, record.num_choices = choice, len(request.prompts) * request.n
+    return record

@@ -6,6 +6,7 @@ Usage, cache report and finish reason are made once, here. Pieces of a kind join
 unstreamed answer.
 """
 
+from array import array
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -131,14 +132,15 @@ class RequestRecord:
     """What one request's trace is built from: integers stamped on the way (monotonic ns).
 
     Filled by the generation path; handed to telemetry once, when the request has ended, on every
-    path. `phases` begin with the edge's own (tokenize) and go on with the engine's.
+    path. `phases` begin with the edge's own (tokenize) and go on with the engine's. `token_ns`
+    are the times at which the engine told tokens, a step's together. `choice` numbers the
+    generations of one request, of which there are `num_choices`.
     """
 
     operation: str
     model: str
     start_ns: int
     end_ns: int = 0
-    first_token_ns: int = 0
     response_id: str = ""
     request_id: str = ""
     tenant: str = SHARED_TENANT
@@ -156,3 +158,16 @@ class RequestRecord:
     disconnected_ns: int = 0
     num_frames: int = 0
     num_bytes: int = 0
+    choice: int = 0
+    num_choices: int = 1
+    token_ns: "array[int]" = field(default_factory=lambda: array("q"))
+
+    @property
+    def first_token_ns(self) -> int:
+        """When the first token was made; 0 if none was."""
+        return self.token_ns[0] if self.token_ns else 0
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the answer was made to its end."""
+        return self.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)

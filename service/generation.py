@@ -39,7 +39,7 @@ from service.events import (
     Usage,
 )
 from service.prompts import PromptRenderer
-from service.telemetry.tracing import TraceSink
+from service.telemetry.sinks import RecordSink
 from service.tools.reader import AnswerReader, AnswerReaders
 
 TokenIds = NDArray[np.int32] | list[int]
@@ -59,13 +59,13 @@ class Generator:
         engine: Engine,
         renderer: PromptRenderer,
         readers: AnswerReaders,
-        trace: TraceSink,
+        records: RecordSink,
         limiter: TenantLimiter,
     ) -> None:
         self._engine = engine
         self._renderer = renderer
         self._readers = readers
-        self._trace = trace
+        self.records = records
         self._limiter = limiter
 
     def run(self, request: GenerationRequest, record: RequestRecord) -> AsyncGenerator[Event, None]:
@@ -73,7 +73,7 @@ class Generator:
 
         What is refused before Admitted is raised as ApiError; after it nothing is raised.
         Closing the generator (use `aclosing`) or cancelling its reader aborts the request in the
-        engine. However it ends, `record` is filled and handed to the trace sink once.
+        engine. However it ends, `record` is filled and handed to telemetry once.
         """
         return self._run(request, record, lambda: self._render(request, record))
 
@@ -123,7 +123,7 @@ class Generator:
             if record.first_token_ns and record.phases:
                 last = record.phases[-1]
                 record.phases.append(Phase("stream", last.end_ns, record.end_ns))
-            self._trace.finish(record)
+            self.records.finish(record)
 
     async def _begin(
         self, request: GenerationRequest, record: RequestRecord, token_ids: TokenIds
@@ -270,7 +270,8 @@ class _Reading:
         if isinstance(event, Started):
             self._usage = Usage(event.num_prompt_tokens, event.num_cached_tokens, 0)
         elif isinstance(event, TokenDelta):
-            record.first_token_ns = record.first_token_ns or event.time_ns
+            if event.token_ids:
+                record.token_ns.append(event.time_ns)
             self._token_ids += unpack_tokens(event.token_ids).tolist()
         elif isinstance(event, Finished):
             self.finished = True

@@ -20,6 +20,7 @@ from service.transport.http import (
     begin_record,
     decode_body,
     read_body,
+    read_request,
     send_answer,
     send_json,
     while_connected,
@@ -42,10 +43,15 @@ class Messages:
         start_ns = time.monotonic_ns()
         services = self._services
         limits = services.settings.limits
-        body = await read_body(scope, receive, limits)
-        decode = partial(messages_decode.decode, card=services.card)
-        request = await decode_body(body, decode, limits)
-        del body
+        request = await read_request(
+            scope,
+            receive,
+            partial(messages_decode.decode, card=services.card),
+            limits,
+            services.records,
+            operation="chat",
+            start_ns=start_ns,
+        )
         record = _record(scope, request, start_ns)
 
         async def answer() -> None:

@@ -6,6 +6,7 @@ A transport reads the events of a `Turn` at its client's pace and sends the fram
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import anyio
 import msgspec
 
+from engine.types import Phase
 from service.conversation import GenerationRequest
 from service.dialects.responses_decode import CreateRequest, ResponseCreate, in_this_dialect
 from service.dialects.responses_encode import ResponseEncoder
@@ -21,6 +23,7 @@ from service.events import Event, RequestRecord
 from service.generation import Generator
 from service.responses_log import Cancelled, Entry, Progress
 from service.responses_store import ResponsesStore, StoredResponse
+from service.telemetry.sinks import finish_refused
 
 OUR_FAULT = "The server failed on this request; this is its fault."
 
@@ -29,12 +32,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a create came with: the headers are its own, or those its connection began with."""
+    """What a create came with: the headers are its own, or those its connection began with.
+
+    It arrived, was then received and decoded, and may have waited for its turn since.
+    """
 
     request_id: str
     tenant: str
     headers: Mapping[str, str]
     arrived_ns: int
+    received_ns: int
     streamed: bool
 
 
@@ -144,10 +151,16 @@ class Responses:
         """
         body = request.body
         kept = body.store is not False
+        record = self._record(request, origin)
+        try:
+            previous = self.previous(origin.tenant, body.previous_response_id, unkept=on_socket)
+        except ApiError as error:
+            finish_refused(self._generator.records, record, error)
+            raise
         stored = self._store.begin(
             origin.tenant,
             request.input,
-            previous=self.previous(origin.tenant, body.previous_response_id, unkept=on_socket),
+            previous=previous,
             request=msgspec.json.encode(msgspec.structs.replace(body, input=None)),
             generates=body.generates,
             kept=kept,
@@ -155,12 +168,8 @@ class Responses:
         )
         if not kept and not on_socket:
             self._store.delete(stored)
-        turn = Turn(
-            stored,
-            encoder_of(stored, body, stream_id),
-            self._record(request, origin, stored),
-            self._store,
-        )
+        record.conversation_id = stored.conversation_id
+        turn = Turn(stored, encoder_of(stored, body, stream_id), record, self._store)
         try:
             generation = GenerationRequest(
                 id=stored.id,
@@ -183,13 +192,15 @@ class Responses:
         Raises ApiError for what is refused before, 429 for one too many.
         """
         if len(self._background) >= self._max_background:
-            raise ApiError(
+            refusal = ApiError(
                 429,
                 "Too many background responses are running.",
                 type="rate_limit_error",
                 code="rate_limit_exceeded",
                 headers=RETRY_SOON,
             )
+            finish_refused(self._generator.records, self._record(request, origin), refusal)
+            raise refusal
         background = _Background()
         self._background.add(background)
         running = self.run(request, origin)
@@ -231,9 +242,7 @@ class Responses:
         self._ended.set()
         self._ended = anyio.Event()
 
-    def _record(
-        self, request: CreateRequest, origin: Origin, stored: StoredResponse
-    ) -> RequestRecord:
+    def _record(self, request: CreateRequest, origin: Origin) -> RequestRecord:
         traceparent, tracestate = request.trace_context(origin.headers)
         return RequestRecord(
             operation="chat",
@@ -242,9 +251,12 @@ class Responses:
             request_id=origin.request_id,
             tenant=origin.tenant,
             stream=origin.streamed,
+            phases=[
+                Phase("receive", origin.arrived_ns, origin.received_ns),
+                Phase("lane", origin.received_ns, time.monotonic_ns()),
+            ],
             traceparent=traceparent,
             tracestate=tracestate,
-            conversation_id=stored.conversation_id,
             previous_response_id=request.body.previous_response_id,
         )
 

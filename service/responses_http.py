@@ -24,12 +24,14 @@ from service.dialects.responses_decode import (
 from service.dialects.responses_listing import MAX_PAGE, Order, input_items, page
 from service.errors import ApiError, from_failure, invalid
 from service.events import Event, Failed, RequestRecord
+from service.model_card import ModelCard
 from service.responses import Origin, Turn, describe, replay
 from service.responses_store import StoredResponse
 from service.services import Services
 from service.transport.http import (
     decode_body,
     read_body,
+    read_request,
     send_answer,
     send_json,
     while_connected,
@@ -65,18 +67,22 @@ class CreateResponse:
         """Raises ApiError while nothing has been answered; ClientGone if the client left."""
         arrived_ns = time.monotonic_ns()
         limits = self._services.settings.limits
-        raw = await read_body(scope, receive, limits)
-        decode = partial(decode_create, card=self._services.card)
-        request = await decode_body(raw, decode, limits)
-        del raw
+        request = await read_request(
+            scope,
+            receive,
+            partial(_decode_attachable, card=self._services.card),
+            limits,
+            self._services.records,
+            operation="chat",
+            start_ns=arrived_ns,
+        )
         body = request.body
-        if body.background and body.store is False:
-            raise invalid("background", "A background response must be stored: leave out 'store'.")
         origin = Origin(
             request_id=scope["state"]["request_id"],
             tenant=scope["state"]["tenant"],
             headers=Headers(scope=scope),
             arrived_ns=arrived_ns,
+            received_ns=time.monotonic_ns(),
             streamed=body.stream is True,
         )
         answer = self._detached if body.background else self._attached
@@ -130,6 +136,14 @@ class CreateResponse:
         finally:
             if not delivered:
                 self._services.responses.forget(turn.stored)
+
+
+def _decode_attachable(raw: bytes, card: ModelCard) -> CreateRequest:
+    """Raises ApiError, also for a response in the background that nobody could ever see."""
+    request = decode_create(raw, card)
+    if request.body.background and request.body.store is False:
+        raise invalid("background", "A background response must be stored: leave out 'store'.")
+    return request
 
 
 class _Stream:

@@ -12,9 +12,13 @@ from service.model_card import ModelCard
 from service.prompts import PromptRenderer
 from service.responses import Responses
 from service.responses_store import ResponsesStore
-from service.telemetry.tracing import NoTracing, TraceSink
+from service.telemetry.metrics import Metrics
+from service.telemetry.request_metrics import RequestMetrics
+from service.telemetry.samples import Counts
+from service.telemetry.sinks import RecordSink, Sinks
 from service.tools.formats import format_of
 from service.tools.reader import AnswerReaders
+from service.transport.outbox import OutboxTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,10 @@ class Services:
     renderer: PromptRenderer
     generator: Generator
     card: ModelCard
-    trace: TraceSink
+    records: RecordSink
+    outboxes: OutboxTotals
+    counts: Counts
+    metrics: Metrics
     responses: Responses
     keys: KeyFile | None
 
@@ -36,16 +43,19 @@ def build_services(
     settings: Settings,
     engine: Engine,
     assets: TextAssets,
-    trace: TraceSink | None = None,
+    *sinks: RecordSink,
     keys: KeyFile | None = None,
 ) -> Services:
-    """The services of a started engine; without `keys` it knows no tenants."""
-    trace = trace or NoTracing()
+    """The services of a started engine; `sinks` are told of every request that has ended. Without
+    `keys` it knows no tenants."""
     limiter = TenantLimiter(_unlimited if keys is None else keys.limits)
     renderer = PromptRenderer(assets, engine.info.max_context)
     readers = AnswerReaders(assets, format_of(assets.chat_template, settings.tool_format))
-    generator = Generator(engine, renderer, readers, trace, limiter)
     card = ModelCard.of(engine.info, settings.model_names)
+    counts, outboxes = Counts(), OutboxTotals()
+    served = RequestMetrics(counts, card.id, settings.host, settings.port)
+    records = Sinks(served, *sinks)
+    generator = Generator(engine, renderer, readers, records, limiter)
     limits = settings.limits
     store = ResponsesStore(ttl_s=limits.responses_ttl_s, max_bytes=limits.responses_bytes)
     return Services(
@@ -55,7 +65,10 @@ def build_services(
         renderer=renderer,
         generator=generator,
         card=card,
-        trace=trace,
+        records=records,
+        outboxes=outboxes,
+        counts=counts,
+        metrics=Metrics(counts, outboxes, engine, card.id),
         responses=Responses(generator, store, card.id, limits.background_responses),
         keys=keys,
     )

@@ -18,6 +18,7 @@ from engine.scheduling.output import Outcome, OutputRules
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_plan import ScheduledChunk
+from engine.step_meter import StepMeter
 from engine.types import (
     EngineEvent,
     EngineInfo,
@@ -47,6 +48,7 @@ class _Totals:
     steps: int = 0
     requests: int = 0
     prompt_tokens: int = 0
+    queried_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
@@ -85,6 +87,7 @@ class EngineCore:
         self._aborted: dict[str, Request] = {}
         self._refused: list[Finished] = []
         self._totals = _Totals()
+        self._meter = StepMeter()
 
     @property
     def info(self) -> EngineInfo:
@@ -165,14 +168,27 @@ class EngineCore:
             events += self._fail(plan.hopeless, "the page pool has no room for the request")
         if plan.chunks:
             events += self._run(plan.chunks)
+            self._meter.note(plan.chunks, now_ns, monotonic_ns())
+        if not self.has_work:
+            self._meter.rest()
         return events
 
     def stats(self) -> EngineStats:
-        totals = self._totals
+        totals, meter = self._totals, self._meter
+        running = self._scheduler.running
         return EngineStats(
             pool=_pool_stats(self._cache.stats()),
-            running=len(self._scheduler.running),
+            running=len(running),
             waiting=len(self._scheduler.waiting),
+            paused=sum(request.paused for request in running),
+            step_ns=meter.step_ns.distribution(),
+            step_tokens=meter.step_tokens.distribution(),
+            chunk_tokens=meter.chunk_tokens.distribution(),
+            evicted_pages={
+                "room": self._cache.evicted_for_room,
+                "flush": self._cache.evicted_by_flush,
+            },
+            num_queried_tokens=totals.queried_tokens,
             num_steps=totals.steps,
             num_requests=totals.requests,
             num_prompt_tokens=totals.prompt_tokens,
@@ -213,6 +229,7 @@ class EngineCore:
         return LogitRules(sampling, prompt, eos, matcher)
 
     def _start(self, request: Request) -> Started:
+        self._totals.queried_tokens += request.num_prompt_tokens
         self._totals.cached_tokens += request.num_cached_tokens
         return Started(
             request.id, request.num_prompt_tokens, request.num_cached_tokens, monotonic_ns()

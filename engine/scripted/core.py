@@ -3,12 +3,14 @@ keeps every promise of a real core: admission, credits, stops, limits, deadlines
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from engine.scripted.run import Run
 from engine.scripted.script import ScriptFile, ScriptFor, ScriptStep, byte_token
 from engine.types import (
+    Distribution,
     EngineEvent,
     EngineInfo,
     EngineRequest,
@@ -23,6 +25,9 @@ from engine.types import (
     pack_tokens,
     unpack_tokens,
 )
+
+NO_SAMPLES: Final = Distribution((), (0,), 0)
+"""It computes nothing, so there is nothing to measure."""
 
 
 class ScriptedCore:
@@ -52,6 +57,7 @@ class ScriptedCore:
         self._num_steps = 0
         self._num_requests = 0
         self._num_prompt_tokens = 0
+        self._num_queried_tokens = 0
         self._num_cached_tokens = 0
         self._num_output_tokens = 0
 
@@ -64,6 +70,7 @@ class ScriptedCore:
         script.check()
         self._runs[request.id] = Run(request, script, self._clock_ns())
         self._num_requests += 1
+        self._num_prompt_tokens += self._runs[request.id].num_prompt_tokens
 
     def abort(self, request_id: str) -> None:
         if request_id in self._runs:
@@ -97,11 +104,17 @@ class ScriptedCore:
             pool=self.audit(),
             running=len(self._runs) - waiting,
             waiting=waiting,
+            paused=sum(run.started_ns > 0 and run.credits <= 0 for run in self._runs.values()),
+            step_ns=NO_SAMPLES,
+            step_tokens=NO_SAMPLES,
+            chunk_tokens=NO_SAMPLES,
+            evicted_pages={},
+            num_queried_tokens=self._num_queried_tokens,
             num_steps=self._num_steps,
             num_requests=self._num_requests,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
-            num_computed_tokens=self._num_prompt_tokens
+            num_computed_tokens=self._num_queried_tokens
             - self._num_cached_tokens
             + self._num_output_tokens,
             num_output_tokens=self._num_output_tokens,
@@ -150,7 +163,7 @@ class ScriptedCore:
 
     def _start(self, run: Run, now_ns: int) -> None:
         run.started_ns = now_ns
-        self._num_prompt_tokens += run.num_prompt_tokens
+        self._num_queried_tokens += run.num_prompt_tokens
         self._num_cached_tokens += run.num_cached_tokens
         self._events.append(
             Started(run.request.id, run.num_prompt_tokens, run.num_cached_tokens, now_ns)

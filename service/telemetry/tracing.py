@@ -11,7 +11,6 @@ import logging
 import queue
 import threading
 import time
-from typing import Protocol
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -27,24 +26,6 @@ PROVIDER_NAME = "headwater"
 MAX_PENDING_RECORDS = 4096
 
 log = logging.getLogger(__name__)
-
-
-class TraceSink(Protocol):
-    """Takes the record of a request that has ended; returns at once and never raises."""
-
-    def finish(self, record: RequestRecord) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class NoTracing:
-    """The sink when no exporter is configured."""
-
-    def finish(self, record: RequestRecord) -> None:
-        """Drop the record."""
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class RequestTracer:

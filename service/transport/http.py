@@ -10,10 +10,12 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from engine.types import Phase
 from service.config import Limits
 from service.dialects import wire
 from service.errors import ApiError
 from service.events import RequestRecord
+from service.telemetry.sinks import RecordSink, finish_refused
 
 T = TypeVar("T")
 
@@ -63,6 +65,26 @@ async def decode_body(body: bytes, decode: Callable[[bytes], T], limits: Limits)
     return await anyio.to_thread.run_sync(decode, body)
 
 
+async def read_request(
+    scope: Scope,
+    receive: Receive,
+    decode: Callable[[bytes], T],
+    limits: Limits,
+    sink: RecordSink,
+    *,
+    operation: str,
+    start_ns: int,
+) -> T:
+    """A generation's request; one that is refused is told to `sink`. Raises as `read_body` and
+    `decode` do."""
+    try:
+        return await decode_body(await read_body(scope, receive, limits), decode, limits)
+    except ApiError as error:
+        record = begin_record(scope, operation=operation, model="", start_ns=start_ns, stream=False)
+        finish_refused(sink, record, error)
+        raise
+
+
 async def send_answer(
     send: Send,
     status: int,
@@ -92,9 +114,11 @@ async def send_error(send: Send, error: ApiError) -> None:
 def begin_record(
     scope: Scope, *, operation: str, model: str, start_ns: int, stream: bool
 ) -> RequestRecord:
-    """The record of a request, with the trace context that its headers carry."""
+    """The record of a request that was read and decoded until now, with the trace context that
+    its headers carry."""
     headers = Headers(scope=scope)
     return RequestRecord(
+        phases=[Phase("receive", start_ns, time.monotonic_ns())],
         operation=operation,
         model=model,
         start_ns=start_ns,

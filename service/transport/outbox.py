@@ -1,11 +1,20 @@
 """`Outbox`: what waits to be written to one client, bounded in frames and bytes."""
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import anyio
 
 Frame = TypeVar("Frame", bytes, str)
+
+
+@dataclass(slots=True)
+class OutboxTotals:
+    """What waits in all outboxes of a server, for its metrics."""
+
+    frames: int = 0
+    num_bytes: int = 0
 
 
 class OutboxClosed(Exception):
@@ -17,10 +26,11 @@ class Outbox(Generic[Frame]):
     stops reading its own generations, and those stop in the engine for want of credit.
 
     What the reader took counts against the bounds until it comes back for more. Used from one
-    event loop only.
+    event loop only. All of it is counted in `totals`, until it is written or discarded.
     """
 
-    def __init__(self, max_frames: int, max_bytes: int) -> None:
+    def __init__(self, max_frames: int, max_bytes: int, totals: OutboxTotals | None = None) -> None:
+        self._totals = totals or OutboxTotals()
         self._max_frames = max_frames
         self._max_bytes = max_bytes
         self._frames: deque[Frame] = deque()
@@ -44,6 +54,8 @@ class Outbox(Generic[Frame]):
         self._frames.append(frame)
         self._num_frames += 1
         self._num_bytes += len(frame)
+        self._totals.frames += 1
+        self._totals.num_bytes += len(frame)
         self._filled.set()
 
     async def take(self) -> list[Frame]:
@@ -66,6 +78,13 @@ class Outbox(Generic[Frame]):
         self._filled.set()
         self._room.set()
 
+    def discard(self) -> None:
+        """Close, and drop what is inside: nobody will write it."""
+        self.close()
+        self._frames.clear()
+        self._taken_frames, self._taken_bytes = self._num_frames, self._num_bytes
+        self._release()
+
     def _fits(self, frame: Frame) -> bool:
         if not self._num_frames:
             return True
@@ -77,6 +96,8 @@ class Outbox(Generic[Frame]):
         if self._taken_frames:
             self._num_frames -= self._taken_frames
             self._num_bytes -= self._taken_bytes
+            self._totals.frames -= self._taken_frames
+            self._totals.num_bytes -= self._taken_bytes
             self._taken_frames = self._taken_bytes = 0
             self._room.set()
             self._room = anyio.Event()

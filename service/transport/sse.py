@@ -134,14 +134,18 @@ async def _send_frames(
     limits: Limits,
 ) -> None:
     """Write what `read` puts into its outbox, until it closes it."""
-    outbox: Outbox[bytes] = Outbox(limits.outbox_frames, limits.outbox_bytes)
+    totals = scope["state"]["outboxes"]
+    outbox: Outbox[bytes] = Outbox(limits.outbox_frames, limits.outbox_bytes, totals)
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-    async with anyio.create_task_group() as probing:
-        probing.start_soon(_probe, scope, outbox, encoder)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(read, outbox)
-            await _write(send, outbox, encoder, limits.keep_alive_s)
-        probing.cancel_scope.cancel()
+    try:
+        async with anyio.create_task_group() as probing:
+            probing.start_soon(_probe, scope, outbox, encoder)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(read, outbox)
+                await _write(send, outbox, encoder, limits.keep_alive_s)
+            probing.cancel_scope.cancel()
+    finally:
+        outbox.discard()
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -14,7 +14,6 @@ from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from engine.types import Phase
 from service.dialects import wire
 from service.dialects.responses_decode import (
     CreateRequest,
@@ -27,7 +26,8 @@ from service.dialects.responses_encode import steer_failed, ws_error
 from service.errors import RETRY_SOON, ApiError, invalid
 from service.responses import OUR_FAULT, Origin, Turn
 from service.services import Services
-from service.transport.http import decode_body
+from service.telemetry.sinks import finish_refused
+from service.transport.http import begin_record, decode_body
 from service.transport.lanes import LaneLimits, Lanes, check_stream_id
 from service.transport.outbox import Outbox, OutboxClosed
 
@@ -89,6 +89,7 @@ class _Arrival:
 
     request: CreateRequest | ApiError
     time_ns: int
+    received_ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -109,22 +110,27 @@ class _Connection:
         self._services = services
         self._limits = limits
         edge = services.settings.limits
-        self._outbox: Outbox[bytes] = Outbox(edge.outbox_frames, edge.outbox_bytes)
+        self._outbox: Outbox[bytes] = Outbox(
+            edge.outbox_frames, edge.outbox_bytes, services.outboxes
+        )
         self._turns: set[_Sending] = set()
         self._close_code = GOING_AWAY
         self._closing = False
 
     async def run(self) -> None:
         """Return when the socket is closed, by whichever side, and nothing of it runs."""
-        async with anyio.create_task_group() as tasks:
-            lanes = Lanes(tasks, self._serve, self._limits.lanes)
-            tasks.start_soon(self._write, tasks)
-            tasks.start_soon(self._close_in_time, lanes)
-            tasks.start_soon(self._keep_talking)
-            await self._read(lanes)
-            for sending in self._turns:
-                sending.turn.record.disconnected_ns = time.monotonic_ns()
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                lanes = Lanes(tasks, self._serve, self._limits.lanes)
+                tasks.start_soon(self._write, tasks)
+                tasks.start_soon(self._close_in_time, lanes)
+                tasks.start_soon(self._keep_talking)
+                await self._read(lanes)
+                for sending in self._turns:
+                    sending.turn.record.disconnected_ns = time.monotonic_ns()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._outbox.discard()
 
     async def _read(self, lanes: Lanes[_Arrival]) -> None:
         """Read until the socket has ended."""
@@ -166,9 +172,9 @@ class _Connection:
             request = await decode_body(data, decode, services.settings.limits)
             if request.body.background:
                 raise wire.unsupported_value("background")
-            return _Arrival(request, time_ns)
+            return _Arrival(request, time_ns, time.monotonic_ns())
         except ApiError as error:
-            return _Arrival(error, time_ns)
+            return _Arrival(error, time_ns, time.monotonic_ns())
 
     async def _serve(self, stream_id: str | None, arrival: _Arrival) -> None:
         """One turn of a lane: a response to its terminal frame, or one error frame."""
@@ -176,8 +182,9 @@ class _Connection:
             if self._closing:
                 raise self._refusal()
             if isinstance(arrival.request, ApiError):
+                self._record_refused(arrival, arrival.request)
                 raise arrival.request
-            await self._respond(stream_id, arrival.request, arrival.time_ns)
+            await self._respond(stream_id, arrival.request, arrival)
             return
         except OutboxClosed:
             return
@@ -190,19 +197,19 @@ class _Connection:
             await self._outbox.put(ws_error(refusal, stream_id))
 
     async def _respond(
-        self, stream_id: str | None, request: CreateRequest, arrived_ns: int
+        self, stream_id: str | None, request: CreateRequest, arrival: _Arrival
     ) -> None:
         """Raises ApiError for what is refused before `response.created` was sent."""
         origin = Origin(
             request_id=self._websocket.scope["state"]["request_id"],
             tenant=self._websocket.scope["state"]["tenant"],
             headers=self._websocket.headers,
-            arrived_ns=arrived_ns,
+            arrived_ns=arrival.time_ns,
+            received_ns=arrival.received_ns,
             streamed=True,
         )
         responses = self._services.responses
         async with responses.run(request, origin, on_socket=True, stream_id=stream_id) as turn:
-            turn.record.phases.append(Phase("lane", arrived_ns, time.monotonic_ns()))
             sending = _Sending(turn)
             self._turns.add(sending)
             try:
@@ -213,6 +220,16 @@ class _Connection:
                             await self._outbox.put(frame)
             finally:
                 self._turns.remove(sending)
+
+    def _record_refused(self, arrival: _Arrival, error: ApiError) -> None:
+        record = begin_record(
+            self._websocket.scope,
+            operation="chat",
+            model="",
+            start_ns=arrival.time_ns,
+            stream=True,
+        )
+        finish_refused(self._services.records, record, error)
 
     def _refusal(self) -> ApiError:
         return _shutting_down() if self.draining.is_set() else _too_old()

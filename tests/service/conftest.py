@@ -85,9 +85,6 @@ class Records:
     def finish(self, record: RequestRecord) -> None:
         self.finished.append(record)
 
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 @dataclass(frozen=True, slots=True)
 class LiveServer:
@@ -171,7 +168,7 @@ async def _serve(
             max_open=max_open,
         )
         records = Records()
-        services = build_services(settings, engine, assets, records, keys)
+        services = build_services(settings, engine, assets, records, keys=keys)
         server = Server(app_for(services), engine, settings)
         sock = bind(settings)
         port = sock.getsockname()[1]

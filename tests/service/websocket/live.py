@@ -65,7 +65,7 @@ async def serving(
             WebSocketRoute("/v1/responses", sockets.endpoint),
             Route("/admin/pool", Pool(services.engine)),
         ]
-        return App(Router(routes), sockets, services.responses)
+        return App(Router(routes), services, sockets, services.responses)
 
     prompts: list[str] = []
     with run_server(

@@ -219,5 +219,5 @@ async def test_trace_context_and_chain_reach_the_record() -> None:
         assert two.num_frames == len(frames)
         assert two.num_bytes > 1000
         assert two.usage is not None
-        assert [phase.name for phase in two.phases][:2] == ["lane", "tokenize"]
+        assert [phase.name for phase in two.phases][:3] == ["receive", "lane", "tokenize"]
         assert all(phase.start_ns <= phase.end_ns for phase in two.phases)

@@ -1,0 +1,50 @@
+"""The engine's counts and present state as samples; its numbers are told as it keeps them."""
+
+from collections.abc import Iterator
+
+from engine.types import Distribution, EngineInfo, EngineStats
+from service.telemetry import metric_list as m
+from service.telemetry.request_metrics import ENGINE
+from service.telemetry.samples import Buckets, Sample
+
+
+def engine_samples(stats: EngineStats, info: EngineInfo, model: str, up: bool) -> Iterator[Sample]:
+    """Of an engine that is not `up`, `stats` are its last: its counts stand, nothing runs."""
+    labels = (model, ENGINE)
+    running = stats.running if up else 0
+    waiting = stats.waiting if up else 0
+    pool = stats.pool
+    yield Sample(m.ENGINE_UP, (), float(up))
+    yield Sample(m.RUNNING, labels, running)
+    yield Sample(m.WAITING, labels, waiting)
+    yield Sample(m.WAITING_BY_REASON, (*labels, "capacity"), waiting)
+    yield Sample(m.WAITING_BY_REASON, (*labels, "deferred"), 0)
+    yield Sample(m.PAUSED, (), stats.paused if up else 0)
+    yield Sample(m.KV_USAGE, labels, pool.referenced / pool.total if up and pool.total else 0.0)
+    config = (str(info.page_size), str(info.num_pages), "True")
+    yield Sample(m.CACHE_CONFIG, (*labels, *config), 1)
+    for state in ("free", "cached", "referenced", "pinned"):
+        yield Sample(m.PAGES, (state,), getattr(pool, state) if up else 0)
+    for reason, num_pages in stats.evicted_pages.items():
+        yield Sample(m.EVICTED, (reason,), num_pages)
+    computed = stats.num_queried_tokens - stats.num_cached_tokens
+    for metric, number in (
+        (m.PROMPT_TOKENS, stats.num_prompt_tokens),
+        (m.GENERATION_TOKENS, stats.num_output_tokens),
+        (m.CACHED_TOKENS, stats.num_cached_tokens),
+        (m.CACHE_QUERIES, stats.num_queried_tokens),
+        (m.CACHE_HITS, stats.num_cached_tokens),
+        (m.PREEMPTIONS, stats.num_preemptions),
+    ):
+        yield Sample(metric, labels, number)
+    yield Sample(m.TOKENS_BY_SOURCE, (*labels, "local_compute"), computed)
+    yield Sample(m.TOKENS_BY_SOURCE, (*labels, "local_cache_hit"), stats.num_cached_tokens)
+    yield Sample(m.ITERATION_TOKENS, labels, _buckets(stats.step_tokens))
+    yield Sample(m.CHUNK, (), _buckets(stats.chunk_tokens))
+    yield Sample(m.STEP, (), _buckets(stats.step_ns, 1e-9))
+
+
+def _buckets(kept: Distribution, scale: float = 1.0) -> Buckets:
+    """Scaled to the metric's unit."""
+    bounds = tuple(bound * scale for bound in kept.bounds)
+    return Buckets(bounds, kept.counts, kept.total * scale)

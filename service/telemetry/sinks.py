@@ -1,0 +1,34 @@
+"""Who is told of requests that have ended."""
+
+import time
+from typing import Protocol
+
+from service.errors import ApiError
+from service.events import RequestRecord
+
+
+class RecordSink(Protocol):
+    """Takes the record of a request that has ended; returns at once and never raises."""
+
+    def finish(self, record: RequestRecord) -> None:
+        """The caller no longer changes the record."""
+
+
+class Sinks:
+    """Tells several, in order."""
+
+    def __init__(self, *sinks: RecordSink) -> None:
+        self._sinks = sinks
+
+    def finish(self, record: RequestRecord) -> None:
+        """Hand the record to each."""
+        for sink in self._sinks:
+            sink.finish(record)
+
+
+def finish_refused(sink: RecordSink, record: RequestRecord, error: ApiError) -> None:
+    """Tell of a request that ended before it could be generated; one that has ended stays so."""
+    if not record.end_ns:
+        record.error_type = error.code or error.type
+        record.end_ns = time.monotonic_ns()
+        sink.finish(record)
