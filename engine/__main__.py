@@ -19,6 +19,7 @@ from pathlib import Path
 
 from engine.core import Core
 from engine.loop import StepLoop, serve
+from engine.transport.logs import start_logging
 from engine.types import EngineConfig
 from engine.wire.frames import FrameReader
 from engine.wire.messages import decode_config
@@ -33,7 +34,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the edge's: it drains us
     parser = argparse.ArgumentParser(prog="engine", description="An engine process of Headwater.")
     parser.add_argument("--fd", type=int, required=True, help="an inherited stream socket")
-    logging.basicConfig(level=logging.INFO, format="engine: %(levelname)s: %(message)s")
+    start_logging("engine", "info")
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text("headwater-engin")  # 15 characters is the most
     sock = socket.socket(fileno=parser.parse_args().fd)
@@ -41,6 +42,7 @@ def main() -> int:
     config = _read_config(sock)
     if config is None:
         return 1
+    start_logging("engine", config.log_level)
     try:
         return 0 if serve(sock, lambda: _build(config), _drain_on_sigterm) else 1
     except Exception:

@@ -288,7 +288,7 @@ def serve(
         core = make_core()
     except Exception as error:
         sentence = str(error) or type(error).__name__
-        if type(error).__module__ == "builtins" and not isinstance(error, OSError):
+        if type(error).__module__ == "builtins" and not isinstance(error, OSError | MemoryError):
             # Not an error class made for people: somebody has to look for the cause.
             _log.exception("the engine cannot start")
             sentence = f"{type(error).__name__}: {error}"

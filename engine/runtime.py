@@ -17,7 +17,7 @@ from engine.scheduling.output import OutputRules
 from engine.scheduling.scheduler import Scheduler
 from engine.text import load_text
 from engine.types import EngineConfig, EngineInfo
-from kernels.contract import KVLayout
+from kernels.contract import BackendUnavailable, KVLayout
 from kernels.registry import Selection, select_backend
 from prefix_cache.cache import PrefixCache
 
@@ -35,7 +35,17 @@ def build_core(config: EngineConfig) -> Core:
     model = load_model(path)
     text = load_text(path)
     threads = config.threads or _num_cpus()
-    selection = select_backend(config.backend, threads=threads, exact=config.exact)
+    try:
+        selection = select_backend(config.backend, threads=threads, exact=config.exact)
+    except MemoryError as error:
+        raise EngineError(
+            f"--threads {threads}: so many cannot be started; this process may use {_num_cpus()} "
+            "cores, so ask for that many or leave it out"
+        ) from error
+    except BackendUnavailable as error:
+        if config.backend == "auto":
+            raise
+        raise EngineError(f"--backend {config.backend}: {error}") from error
     _log.info("backend %s: %s", selection.name, selection.reason)
     rules = OutputRules(text.vocabulary, text.eos_token_ids)
     grammars = GrammarCompiler(text.vocabulary, text.encoder, text.eos_token_ids)

@@ -194,6 +194,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     decode_token_budget: int = 64
     max_running: int = 64
     max_waiting: int = 1024
+    log_level: str = "info"
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

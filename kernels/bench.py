@@ -8,13 +8,14 @@ values. Medians over repeated steps; run it on an idle machine.
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from kernels.contract import DecoderSpec, ForwardBatch, KVLayout, WeightType
+from kernels.contract import BackendUnavailable, DecoderSpec, ForwardBatch, KVLayout, WeightType
 from kernels.cpu.backend import CpuBackend, CpuKVPool, CpuModel
 from kernels.random_weights import random_weights
 
@@ -111,7 +112,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
     parser.add_argument("--quick", action="store_true", help="few repeats")
     options = parser.parse_args()
-    backend = CpuBackend(options.threads)
+    try:
+        backend = CpuBackend(options.threads)
+    except BackendUnavailable as unavailable:
+        sys.exit(str(unavailable))
     model = backend.load(SPEC, random_weights(SPEC, np.random.default_rng(0), storage))
     layout = KVLayout(SPEC.num_layers, SPEC.num_kv_heads, SPEC.head_dim, PAGE_SIZE)
     kv = backend.alloc_kv(layout, max(DECODE_BATCHES) * PAGES_PER_SEQUENCE)

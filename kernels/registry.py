@@ -1,13 +1,14 @@
 """Picks the backend, once, and says what it picked and why."""
 
 import importlib.util
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from kernels.contract import Backend, BackendUnavailable
 
 BACKENDS: Final = ("auto", "cpu", "reference")
-_NO_TORCH: Final = "torch is not installed (pip install torch)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,7 @@ def _fallback(threads: int, error: BackendUnavailable) -> Selection:
     try:
         backend = _reference(threads)
     except BackendUnavailable as missing:
-        raise BackendUnavailable(f"no backend runs here: cpu: {error}; reference: {missing}") from (
-            error
-        )
+        raise BackendUnavailable(f"No backend can run here. {error} {missing}") from error
     reason = f"SLOW: the reference backend, more than ten times slower, for want of cpu: {error}"
     return Selection(backend, "reference", reason)
 
@@ -58,7 +57,10 @@ def _cpu(threads: int, exact: bool) -> Backend[Any, Any]:
 
 def _reference(threads: int) -> Backend[Any, Any]:
     if importlib.util.find_spec("torch") is None:
-        raise BackendUnavailable(_NO_TORCH)
+        pip = Path(sys.executable).parent / "pip"
+        raise BackendUnavailable(
+            f"The reference backend needs torch, which is not installed: `{pip} install torch`."
+        )
     from kernels.reference import ReferenceBackend
 
     return ReferenceBackend(threads=threads)

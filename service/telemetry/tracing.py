@@ -13,7 +13,6 @@ import threading
 import time
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
@@ -21,6 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from engine.types import Phase
 from service.events import RequestRecord
+from service.telemetry.exporting import PatientExporter
 
 PROVIDER_NAME = "headwater"
 MAX_PENDING_RECORDS = 4096
@@ -34,7 +34,8 @@ class RequestTracer:
     def __init__(self, exporter: SpanExporter | None = None) -> None:
         """`exporter` defaults to OTLP over HTTP as the OTEL_EXPORTER_OTLP_* variables say."""
         self._provider = TracerProvider()
-        self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
+        self._exporter = exporter or PatientExporter()
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer(PROVIDER_NAME)
         self._propagator = TraceContextTextMapPropagator()
         self._pending: queue.Queue[RequestRecord | None] = queue.Queue(MAX_PENDING_RECORDS)
@@ -53,6 +54,8 @@ class RequestTracer:
         """Build what is pending, flush the exporter and end the thread."""
         self._pending.put(None)
         self._thread.join(timeout=10)
+        if isinstance(self._exporter, PatientExporter):
+            self._exporter.end_soon()
         self._provider.shutdown()
 
     def _build_all(self) -> None:

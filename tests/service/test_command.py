@@ -1,5 +1,7 @@
 """`headwater serve` that cannot: one sentence, an exit code, no traceback."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.access.keys import KeyFile
+from tests.faults.live import children, gone, until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -27,6 +30,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_taken_port(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = serve("--port", port, "--model", str(tmp_path))
@@ -38,7 +42,14 @@ def test_a_taken_port(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--model", "nowhere.gguf"), 1, "nowhere.gguf does not exist"),
+        (("--model", "nowhere.gguf"), 1, "--model nowhere.gguf does not exist"),
+        (("--model", "tests"), 1, "--model tests is a folder without a config.json"),
+        (("--script", "nowhere.json"), 1, "--script nowhere.json does not exist"),
+        (("--backend", "cuda"), 1, "--backend cuda: no backend 'cuda'; there are"),
+        (("--kv-memory", "9999999999TiB"), 2, "'9999999999TiB' is more memory than any machine"),
+        (("--threads", "100000"), 2, "--threads 100000 is more than machines have cores"),
+        (("--step-limit", "0"), 2, "--step-limit 0 is shorter than honest steps"),
+        (("--drain", "nan"), 2, "--drain nan is no time"),
         (("--host", "0.0.0.0"), 2, "--allow-public"),
         (("--kv-memory", "lots"), 2, "2GiB"),
         (("--port", "many"), 2, "--port"),
@@ -67,3 +78,37 @@ def test_a_key_is_shown_and_its_entry_printed(tmp_path: Path) -> None:
     refused = run("key", "two words")
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_loads_ends_at_once(tmp_path: Path, number: int) -> None:
+    """Loading never ends here: the model is a pipe that nobody writes to."""
+    pipe = tmp_path / "model.gguf"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "service", "serve", "--port", "0", "--model", str(pipe)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "loading" in process.stderr.readline()
+        engines = children(process.pid)
+        while not engines:
+            engines = children(process.pid)
+        process.send_signal(number)
+        _, log = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert log == f"headwater: ended by {signal.Signals(number).name} before the server was ready\n"
+    for pid in engines:
+        until(lambda pid=pid: gone(pid), 10)  # type: ignore[misc]
+
+
+def test_without_a_compiler_the_benchmark_says_what_to_do(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "kernels.bench"],
+        cwd=ROOT,
+        env={**os.environ, "CXX": "/no/compiler", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert "install g++" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,41 @@
+"""Traces where no collector answers."""
+
+import logging
+import time
+
+import pytest
+
+from service.telemetry.exporting import LAST_TRY_S, PatientExporter
+from service.telemetry.tracing import RequestTracer
+from tests.faults.live import free_port
+from tests.service.telemetry.test_tracing import record
+
+
+def test_an_absent_collector_is_told_once_and_delays_the_end_little(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
+    tracer = RequestTracer()
+    with caplog.at_level(logging.WARNING):
+        tracer.finish(record())
+        begin_s = time.monotonic()
+        tracer.close()
+        took_s = time.monotonic() - begin_s
+    ours = [each for each in caplog.records if each.name == "service.telemetry.exporting"]
+    assert len(ours) == 1
+    assert "does not answer" in ours[0].getMessage()
+    assert took_s < LAST_TRY_S + 10  # of the 30 s that the exporter would try
+
+
+def test_a_collector_known_to_be_away_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    exporter = PatientExporter()
+    exporter.export([])
+    exporter.export([])
+    exporter.end_soon()
+    assert len([each for each in caplog.records if "does not answer" in each.getMessage()]) == 1
+    exporter.shutdown()
