@@ -1,10 +1,9 @@
 """The CPU backend: contract.Backend over the native library, a whole step in one call.
 
-Numeric mode "cpu-avx2-w4a8": 4-bit weights meet activations quantised to 8 bits per row and 32
-columns, Q8_0 weights meet 16-bit ones, float weights meet float32; everything else is float32, and
-KV is float16. "cpu-avx2-exact": float32 activations throughout.
-
-The batch's prefix groups are not used: results never depend on them.
+Numeric modes, with the instruction set that runs in the name: "cpu-avx2-w4a8": 4-bit weights meet
+activations quantised to 8 bits per row and 32 columns, Q8_0 weights meet 16-bit ones, float weights
+meet float32; everything else is float32, and KV is float16. "cpu-avx2-exact": float32 activations
+throughout. AVX-512 gives the bits of AVX2.
 """
 
 import ctypes
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.contract import (
+    BackendUnavailable,
     ContractError,
     DecoderSpec,
     DecoderWeights,
@@ -45,7 +45,7 @@ class _Handle:
 
 @dataclass(frozen=True, slots=True)
 class CpuModel:
-    """Weights packed in tiles of 8 output rows."""
+    """Weights packed in tiles of 16 output rows."""
 
     spec: DecoderSpec
     weight_bytes: int
@@ -62,7 +62,7 @@ class CpuKVPool:
 
 
 class CpuBackend:
-    """contract.Backend on x86-64 with AVX2, FMA and F16C.
+    """contract.Backend on x86-64 with AVX2, FMA and F16C, and AVX-512 with VNNI where it is there.
 
     Raises BackendUnavailable, saying what to do, where the processor cannot run it or it cannot
     be compiled.
@@ -70,25 +70,33 @@ class CpuBackend:
     threads: how many compute, the caller of `step` included; 0 means as many as this process may
         use cores.
     exact: float32 activations instead of 8-bit ones; slower, for tests and comparisons.
+    avx512: False keeps to AVX2, for tests and comparisons; None takes the best there is.
     """
 
     name = "cpu"
 
-    def __init__(self, threads: int = 0, exact: bool = False) -> None:
+    def __init__(
+        self, threads: int = 0, exact: bool = False, *, avx512: bool | None = None
+    ) -> None:
         if threads < 0:
             raise ContractError(f"threads is {threads}, not 0 or a count")
-        build.check_cpu(build.read_cpu_flags())
+        flags = build.read_cpu_flags()
+        build.check_cpu(flags)
+        if avx512 and not build.has_avx512(flags):
+            raise BackendUnavailable("This processor does not report AVX-512 with VNNI.")
+        use_avx512 = build.has_avx512(flags) if avx512 is None else avx512
         self._library = library.open_library(build.library_path())
         self.threads = threads or len(os.sched_getaffinity(0))
         self._exact = exact
-        address = self._library.hw_open(self.threads, int(exact))
+        address = self._library.hw_open(self.threads, int(exact), int(use_avx512))
         if not address:
             raise MemoryError("no memory for the cpu backend's threads")
         self._handle = _Handle(self._library, "hw_close", address)
+        self._isa = self._library.hw_isa(address).decode()
 
     @property
     def numeric_mode(self) -> str:
-        return "cpu-avx2-exact" if self._exact else "cpu-avx2-w4a8"
+        return f"cpu-{self._isa}-{'exact' if self._exact else 'w4a8'}"
 
     def load(self, spec: DecoderSpec, weights: DecoderWeights) -> CpuModel:
         """Repack the weights. See contract.Backend.load."""
@@ -166,11 +174,12 @@ class CpuBackend:
             full = np.empty((rows, spec.vocab_size), dtype=np.float32)
             logits = StepLogits(full)
             result = library.Result(full.ctypes.data, None, None, None)
+        groups = _Groups.of(batch)
         if batch.token_ids.size and self._library.hw_step(
             self._handle.address,
             model.handle.address,
             kv.handle.address,
-            _native_batch(batch),
+            _native_batch(batch, groups),
             result,
         ):
             raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
@@ -179,6 +188,12 @@ class CpuBackend:
     def read_memory(self, data: NDArray[np.uint8]) -> int:
         """Read a contiguous array once with all threads, for measurements; returns a sum."""
         total: int = self._library.hw_read(self._handle.address, data.ctypes.data, data.nbytes)
+        return total
+
+    def multiply(self, integer: bool, rounds: int) -> int:
+        """Multiply-adds on registers with all threads, of floats or of 8-bit integers, for
+        measurements; returns how many products were computed."""
+        total: int = self._library.hw_multiply(self._handle.address, int(integer), rounds)
         return total
 
     def close(self) -> None:
@@ -191,14 +206,32 @@ def _check_page(kv: CpuKVPool, page: int) -> None:
         raise ContractError(f"page {page} is outside the pool of {kv.num_pages}")
 
 
-def _native_batch(batch: ForwardBatch) -> library.Batch:
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """A batch's prefix groups, flat: sequences of group g are [starts[g], starts[g + 1])."""
+
+    starts: Int32Array
+    sequences: Int32Array
+    pages: Int32Array
+
+    @classmethod
+    def of(cls, batch: ForwardBatch) -> "_Groups":
+        starts = np.zeros(len(batch.groups) + 1, dtype=np.int32)
+        np.cumsum([len(group.sequences) for group in batch.groups], out=starts[1:])
+        sequences = [sequence for group in batch.groups for sequence in group.sequences]
+        pages = [group.num_pages for group in batch.groups]
+        return cls(starts, np.array(sequences, dtype=np.int32), np.array(pages, dtype=np.int32))
+
+
+def _native_batch(batch: ForwardBatch, groups: _Groups) -> library.Batch:
+    """`batch` and `groups` must outlive the result."""
     return library.Batch(
         batch.token_ids.size,
         batch.seq_lens.size,
         batch.page_table.shape[1],
         batch.logit_rows.size,
         batch.num_top,
-        0,
+        groups.pages.size,
         batch.token_ids.ctypes.data,
         batch.positions.ctypes.data,
         batch.cu_seqlens_q.ctypes.data,
@@ -206,6 +239,9 @@ def _native_batch(batch: ForwardBatch) -> library.Batch:
         batch.page_table.ctypes.data,
         batch.slot_mapping.ctypes.data,
         batch.logit_rows.ctypes.data,
+        groups.starts.ctypes.data,
+        groups.sequences.ctypes.data,
+        groups.pages.ctypes.data,
     )
 
 

@@ -23,6 +23,8 @@ FLAGS = (
     *("-std=c++20", "-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off"),
     *("-fPIC", "-fvisibility=hidden", "-pthread"),
 )
+AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+AVX512_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
 REQUIRED_CPU_FLAGS = frozenset({"avx2", "fma", "f16c"})
 COMPILERS = ("g++", "c++", "clang++")
 PARALLEL_COMPILES = 2
@@ -49,6 +51,11 @@ def check_cpu(flags: frozenset[str]) -> None:
             f"The cpu backend needs an x86-64 processor with AVX2, FMA and F16C under Linux; this "
             f"one does not report {', '.join(missing)}. Use the reference backend instead."
         )
+
+
+def has_avx512(flags: frozenset[str]) -> bool:
+    """Whether a core with these flags can run the AVX-512 kernels."""
+    return flags >= AVX512_CPU_FLAGS
 
 
 def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -80,7 +87,9 @@ def library_path(cache_dir: Path | None = None, environ: Mapping[str, str] = os.
     is used. Raises BackendUnavailable, saying what to do, where there is neither.
     """
     directory = default_cache_dir(environ) if cache_dir is None else cache_dir
-    units = sorted(SOURCES.glob("*.cpp"))
+    # What is inline and used on both sides of the border is taken from the first object that has
+    # it: AVX-512 objects come last, so that only they hold such instructions.
+    units = sorted(SOURCES.glob("*.cpp"), key=lambda unit: (_is_avx512(unit), unit.name))
     stem = f"cpu-{_sources_hash()}"
     compiler = find_compiler(environ)
     if compiler is None:
@@ -108,8 +117,16 @@ def library_path(cache_dir: Path | None = None, environ: Mapping[str, str] = os.
     return path
 
 
+def _is_avx512(unit: Path) -> bool:
+    return unit.name.startswith("avx512")
+
+
+def _flags(unit: Path) -> Sequence[str]:
+    return (*FLAGS, *AVX512_FLAGS) if _is_avx512(unit) else FLAGS
+
+
 def _sources_hash() -> str:
-    digest = hashlib.sha256("\0".join(FLAGS).encode())
+    digest = hashlib.sha256("\0".join((*FLAGS, *AVX512_FLAGS)).encode())
     for source in sorted(SOURCES.iterdir()):
         content = source.read_bytes()
         digest.update(f"\0{source.name}\0{len(content)}\0".encode() + content)
@@ -143,7 +160,7 @@ def _build(compiler: str, units: Sequence[Path], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as scratch:
         objects = [str(Path(scratch) / f"{unit.stem}.o") for unit in units]
         commands = [
-            [compiler, *FLAGS, "-c", str(unit), "-o", out]
+            [compiler, *_flags(unit), "-c", str(unit), "-o", out]
             for unit, out in zip(units, objects, strict=True)
         ]
         with ThreadPoolExecutor(PARALLEL_COMPILES) as executor:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kernels.contract import BackendUnavailable
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class SourceWeight(Structure):
@@ -49,7 +49,7 @@ class Batch(Structure):
         ("max_pages", c_int32),
         ("num_rows", c_int32),
         ("num_top", c_int32),
-        ("reserved", c_int32),
+        ("num_groups", c_int32),
         ("token_ids", c_void_p),
         ("positions", c_void_p),
         ("cu_seqlens_q", c_void_p),
@@ -57,6 +57,9 @@ class Batch(Structure):
         ("page_table", c_void_p),
         ("slot_mapping", c_void_p),
         ("logit_rows", c_void_p),
+        ("group_starts", c_void_p),
+        ("group_sequences", c_void_p),
+        ("group_pages", c_void_p),
     )
 
 
@@ -72,7 +75,8 @@ class Result(Structure):
 
 
 _SIGNATURES = {
-    "hw_open": ([c_int32, c_int32], c_void_p),
+    "hw_open": ([c_int32] * 3, c_void_p),
+    "hw_isa": ([c_void_p], ctypes.c_char_p),
     "hw_close": ([c_void_p], None),
     "hw_load": ([c_void_p, POINTER(Spec), POINTER(SourceWeight)], c_void_p),
     "hw_free_model": ([c_void_p], None),
@@ -83,6 +87,7 @@ _SIGNATURES = {
     "hw_export_page": ([c_void_p, c_int32, c_void_p], None),
     "hw_import_page": ([c_void_p, c_int32, c_void_p], None),
     "hw_step": ([c_void_p, c_void_p, c_void_p, POINTER(Batch), POINTER(Result)], c_int32),
+    "hw_multiply": ([c_void_p, c_int32, c_int64], c_int64),
     "hw_read": ([c_void_p, c_void_p, c_int64], ctypes.c_uint64),
 }
 

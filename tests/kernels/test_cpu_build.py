@@ -1,14 +1,23 @@
 """How the CPU kernels' library is built, kept and refused."""
 
 import os
+import re
+import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from kernels.contract import BackendUnavailable
 from kernels.cpu import build, library
-from kernels.cpu.build import check_cpu, default_cache_dir, library_path, read_cpu_flags
+from kernels.cpu.build import (
+    check_cpu,
+    default_cache_dir,
+    has_avx512,
+    library_path,
+    read_cpu_flags,
+)
 
 FAKE_COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo fake 1.0; exit; fi
@@ -114,6 +123,23 @@ def test_processors(tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable, match="avx2, f16c, fma"):
         check_cpu(read_cpu_flags(tmp_path / "none"))
     check_cpu(frozenset({"avx2", "fma", "f16c", "sse2"}))
+    assert not has_avx512(frozenset({"avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl"}))
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
+def test_only_avx512_kernels_hold_avx512_instructions() -> None:
+    """An inline function compiled for AVX-512 and linked for all would end other processors'
+    processes with an illegal instruction."""
+    command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(library_path())]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    holders = set()
+    for line in listing.splitlines():
+        if line.endswith(">:"):
+            function = line
+        elif re.search(r"%zmm|%k[0-7]|%ymm(1[6-9]|[23]\d)|%xmm(1[6-9]|[23]\d)", line):
+            holders.add(function)
+    assert any("avx512_kernels::linear" in name for name in holders)
+    assert [name for name in holders if "avx512" not in name] == []
 
 
 def test_something_else_under_the_librarys_name(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A row's logits never depend on chunking, batch, pages or threads: equality, bit for bit."""
+"""A row's logits never depend on chunking, batch, pages, threads or instruction set: equality, bit
+for bit."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 
 from kernels.contract import Float32Array, ForwardBatch, KVDType, PrefixGroup, WeightType
 from kernels.cpu.backend import CpuBackend, CpuKVPool, CpuModel
+from kernels.cpu.build import has_avx512, read_cpu_flags
 from kernels.random_weights import random_weights
 from tests.kernels.small_decoder import SPEC as SMALL
 from tests.kernels.stepping import kv_layout, make_batch
@@ -26,9 +28,11 @@ TYPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def backend() -> Iterator[CpuBackend]:
-    backend = CpuBackend(threads=2)
+@pytest.fixture(scope="module", params=[False, True], ids=["avx2", "avx512"])
+def backend(request: pytest.FixtureRequest) -> Iterator[CpuBackend]:
+    if request.param and not has_avx512(read_cpu_flags()):
+        pytest.skip("this processor has no AVX-512 with VNNI")
+    backend = CpuBackend(threads=2, avx512=request.param)
     yield backend
     backend.close()
 
@@ -66,13 +70,16 @@ def in_chunks(
 
 
 @pytest.fixture(scope="module")
-def whole(backend: CpuBackend, model: CpuModel) -> Float32Array:
-    logits = in_chunks(backend, model, len(TOKENS))
+def whole() -> Float32Array:
+    """All in one chunk, by one AVX2 thread: what every other way must equal."""
+    backend = CpuBackend(threads=1, avx512=False)
+    logits = in_chunks(backend, load(backend), len(TOKENS))
+    backend.close()
     assert np.isfinite(logits).all()
     return logits
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16, 64, 129])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64, 129, 512, 560])
 def test_chunking(chunk: int, backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
     """Chunks of 1 are decode: it equals prefill."""
     np.testing.assert_array_equal(in_chunks(backend, model, chunk), whole)
@@ -142,6 +149,46 @@ def test_shared_pages_and_groups(backend: CpuBackend, model: CpuModel, whole: Fl
         np.testing.assert_array_equal(
             full(backend, model, kv, one), np.repeat(whole[prompt : prompt + 1], 8, axis=0)
         )
+
+
+def prefix(backend: CpuBackend, model: CpuModel, num_tails: int) -> CpuKVPool:
+    """A pool whose first pages hold TOKENS, and as many times those pages again, empty."""
+    pages = (1 + num_tails) * NUM_PAGES
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), pages)
+    poison = np.full(kv.layout.page_bytes // 2, np.nan, dtype=np.float16).tobytes()
+    for page in range(pages):
+        backend.import_page(kv, page, poison)
+    full(backend, model, kv, make_batch([(TOKENS, 0, range(NUM_PAGES))], PAGE_SIZE))
+    return kv
+
+
+@pytest.mark.parametrize("shared", [15, 16, 17, 31, 33])
+def test_groups_change_nothing(shared: int, backend: CpuBackend, model: CpuModel) -> None:
+    """Tails of all lengths behind the same pages, one of them a long chunk, decodes of the whole,
+    and strangers: hinted, half hinted and hinted wrongly, the rows are those of no hint."""
+    lengths = (1, 1, 5, 1, 70, 2, 1, 17, 1, 1, 1, 1)
+    rng = np.random.default_rng(shared)
+    parts = []
+    for i, length in enumerate(lengths):
+        own = range((1 + i) * NUM_PAGES, (2 + i) * NUM_PAGES)
+        tail = rng.integers(0, SPEC.vocab_size, length).tolist()
+        parts.append((tail, shared * PAGE_SIZE, [*range(shared), *own][:NUM_PAGES]))
+    parts[3] = (parts[3][0], 0, parts[3][2][shared:])
+    members = tuple(i for i in range(len(lengths)) if i != 3)
+    batch = make_batch(parts, PAGE_SIZE)
+    hints = (
+        (),
+        (PrefixGroup(members, shared),),
+        (PrefixGroup(members[:4], shared - 2), PrefixGroup(members[4:], shared)),
+        (PrefixGroup(tuple(range(len(lengths))), shared),),
+        (PrefixGroup(members, NUM_PAGES),),
+    )
+    kv = prefix(backend, model, len(lengths))
+    expected = full(backend, model, kv, batch)
+    assert np.isfinite(expected).all()
+    for groups in hints:
+        hinted = replace(batch, groups=groups)
+        np.testing.assert_array_equal(full(backend, model, kv, hinted), expected)
 
 
 def test_recomputed_last_token(backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:

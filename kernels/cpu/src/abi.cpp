@@ -10,7 +10,7 @@ using namespace headwater;
 
 namespace {
 
-constexpr int kAbiVersion = 1;
+constexpr int kAbiVersion = 2;
 
 template <class F>
 auto guarded(F make) noexcept -> decltype(make()) {
@@ -43,9 +43,11 @@ extern "C" {
 
 int hw_abi_version() { return kAbiVersion; }
 
-Backend* hw_open(int threads, int exact) {
-  return guarded([&] { return new Backend(threads, exact != 0); });
+Backend* hw_open(int threads, int exact, int use_avx512) {
+  return guarded(
+      [&] { return new Backend(use_avx512 ? avx512() : avx2(), threads, exact != 0); });
 }
+const char* hw_isa(const Backend* backend) { return backend->isa.name; }
 void hw_close(Backend* backend) { delete backend; }
 
 Model* hw_load(Backend* backend, const Spec* spec, const SourceWeight* weights) {
@@ -94,6 +96,18 @@ uint64_t hw_read(Backend* backend, const uint64_t* data, int64_t bytes) {
     uint64_t sum = 0;
     for (int64_t i = item * kItemWords; i < end; ++i) sum += data[i];
     total += sum;
+  });
+  backend->pool.run(region);
+  return total;
+}
+
+// The kernels' multiply-adds on all threads; returns the products done.
+int64_t hw_multiply(Backend* backend, int integer, int64_t rounds) {
+  std::atomic<int64_t> total{0};
+  const auto region = std::make_shared<Region>();
+  const int items = backend->pool.threads() * 16;
+  region->add(items, [&](int, int) {
+    total += backend->isa.multiply(integer != 0, rounds / items);
   });
   backend->pool.run(region);
   return total;

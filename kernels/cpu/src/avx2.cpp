@@ -134,6 +134,38 @@ void select(const float* logits, int n, int k, Candidate* best) {
   std::sort(best, best + k, better);
 }
 
+// Independent sums, each a chain of multiply-adds that stays in a register.
+template <bool kInteger>
+int64_t multiply_chains(int64_t rounds) {
+  constexpr int kChains = 12;
+  __m256i factor = kInteger ? _mm256_set1_epi8(1) : _mm256_castps_si256(_mm256_set1_ps(1.0f));
+  __m256i sums[kChains];
+#pragma GCC unroll 12
+  for (int c = 0; c < kChains; ++c) {
+    sums[c] = _mm256_setzero_si256();
+    asm volatile("" : "+x"(sums[c]));  // that they are all alike is not known
+  }
+  for (int64_t i = 0; i < rounds; ++i) {
+    asm volatile("" : "+x"(factor));  // nor what is computed
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) {
+      if constexpr (kInteger)
+        sums[c] = _mm256_add_epi16(sums[c], _mm256_maddubs_epi16(factor, factor));
+      else
+        sums[c] = _mm256_castps_si256(_mm256_fmadd_ps(_mm256_castsi256_ps(factor),
+                                                      _mm256_castsi256_ps(factor),
+                                                      _mm256_castsi256_ps(sums[c])));
+    }
+  }
+#pragma GCC unroll 12
+  for (int c = 0; c < kChains; ++c) asm volatile("" ::"x"(sums[c]));
+  return rounds * kChains * (kInteger ? 32 : 8);
+}
+
+int64_t multiply(bool integer, int64_t rounds) {
+  return integer ? multiply_chains<true>(rounds) : multiply_chains<false>(rounds);
+}
+
 }  // namespace
 
 const Isa& avx2() {
@@ -151,6 +183,7 @@ const Isa& avx2() {
       avx2_kernels::finish,
       select,
       log_sum_exp,
+      multiply,
   };
   return table;
 }

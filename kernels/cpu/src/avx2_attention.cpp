@@ -101,7 +101,7 @@ void soften(float* scores, int first, int last, int first_vector, int end_vector
 // kVectors * 8 columns of the output of R rows.
 template <int R, int kVectors>
 inline void weigh_columns(const AttendBlock& work, KeyRange keys, const float* weights, int column,
-                          float* partials, int partial_stride) {
+                          float* const* outputs) {
   const int page_size = work.shape.page_size;
   const int head_dim = work.shape.head_dim;
   const int begin = work.block * kKeyBlock;
@@ -128,34 +128,34 @@ inline void weigh_columns(const AttendBlock& work, KeyRange keys, const float* w
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v)
-      _mm256_storeu_ps(partials + r * partial_stride + column + 8 * v, acc[r][v]);
+      _mm256_storeu_ps(outputs[r] + column + 8 * v, acc[r][v]);
 }
 
 template <int R>
 void attend_rows(const AttendBlock& work, int row, KeyRange keys) {
   alignas(32) float scores[R * kScoreStride];
   const int begin = work.block * kKeyBlock;
-  const int stride = kPartialHead + work.shape.head_dim;
-  float* partials = work.partials + size_t(row) * stride;
   score<R>(work, work.queries + row, keys, scores);
-  for (int r = 0; r < R; ++r)
+  float* outputs[R];
+  for (int r = 0; r < R; ++r) {
+    float* partial = work.partials[row + r];
     soften(scores + r * kScoreStride, work.first_key[row + r] - begin,
            work.last_key[row + r] - begin, (keys.first - begin) / 8, (keys.last - begin) / 8 + 1,
-           partials + r * stride, partials + r * stride + 1);
+           partial, partial + 1);
+    outputs[r] = partial + kPartialHead;
+  }
   constexpr int kVectors = R <= 3 ? 4 : 2;
-  float* outputs = partials + kPartialHead;
   int column = 0;
   for (; column + 8 * kVectors <= work.shape.head_dim; column += 8 * kVectors)
-    weigh_columns<R, kVectors>(work, keys, scores, column, outputs, stride);
+    weigh_columns<R, kVectors>(work, keys, scores, column, outputs);
   for (; column < work.shape.head_dim; column += 8)
-    weigh_columns<R, 1>(work, keys, scores, column, outputs, stride);
+    weigh_columns<R, 1>(work, keys, scores, column, outputs);
 }
 
 }  // namespace
 
 void attend(const AttendBlock& work) {
   const int begin = work.block * kKeyBlock;
-  const int stride = kPartialHead + work.shape.head_dim;
   for (int row = 0; row < work.rows;) {
     const int count = std::min(kMaxRows, work.rows - row);
     KeyRange keys{begin + kKeyBlock, begin - 1};
@@ -164,7 +164,7 @@ void attend(const AttendBlock& work) {
       keys.last = std::max(keys.last, std::min(begin + kKeyBlock - 1, work.last_key[r]));
     }
     if (keys.first > keys.last) {
-      for (int r = row; r < row + count; ++r) work.partials[size_t(r) * stride] = kUnseen;
+      for (int r = row; r < row + count; ++r) work.partials[r][0] = kUnseen;
     } else {
       switch (count) {
         case 1: attend_rows<1>(work, row, keys); break;

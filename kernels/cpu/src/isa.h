@@ -12,8 +12,8 @@ namespace headwater {
 struct Isa {
   const char* name;
 
-  // out[row][i] = sum over columns of w[first_tile * 8 + i] * x[first_row + row], for
-  // i < num_tiles * 8; out is [num_rows, num_tiles * 8]. `scratch` holds 8 * cols floats.
+  // out[row][i] = sum over columns of w[first_tile * 16 + i] * x[first_row + row], for
+  // i < num_tiles * 16; out is [num_rows, num_tiles * 16]. `scratch` holds 16 * cols floats.
   void (*linear)(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
                  int first_tile, int num_tiles, float* out, float* scratch);
   // One row of a matrix as floats.
@@ -34,8 +34,13 @@ struct Isa {
   // The k largest of n logits by falling value, ties by rising id, into best[k].
   void (*select)(const float* logits, int n, int k, Candidate* best);
   float (*log_sum_exp)(const float* logits, int n);
+
+  // `rounds` rounds of independent multiply-adds on registers, of floats or of 8-bit integers, for
+  // measurements: the limit of `linear` and `attend`. Returns the products done.
+  int64_t (*multiply)(bool integer, int64_t rounds);
 };
 
 const Isa& avx2();
+const Isa& avx512();  // AVX-512 F, BW, DQ, VL and VNNI; the bits of avx2()
 
 }  // namespace headwater

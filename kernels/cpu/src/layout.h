@@ -6,7 +6,7 @@
 
 namespace headwater {
 
-constexpr int kTileRows = 8;     // output rows interleaved in one weight tile
+constexpr int kTileRows = 16;    // output rows interleaved in one weight tile
 constexpr int kBlock = 32;       // elements under one quantisation scale
 constexpr int kKeyBlock = 256;   // keys per attention block, aligned to absolute positions
 constexpr int kPartialHead = 8;  // floats before the output vector of an attention partial
@@ -37,11 +37,11 @@ struct Acts {
   const Act16* int16 = nullptr;
 };
 
-// A weight matrix [rows, cols] in tiles of 8 output rows; the last tile is padded with zeros.
-//   F32, F16, BF16: [cols][8 rows]
-//   Q8_0: per 32 columns, f16 d[8]; i8 q[16][8 rows][2 columns]
-//   Q4_0: per 32 columns, f16 d[8]; u8 q[4][8 rows][4]
-//   Q4_1: per 32 columns, f16 d[8]; f16 m[8]; u8 q[4][8 rows][4]
+// A weight matrix [rows, cols] in tiles of 16 output rows; the last tile is padded with zeros.
+//   F32, F16, BF16: [cols][16 rows]
+//   Q8_0: per 32 columns, f16 d[16]; i8 q[16][16 rows][2 columns]
+//   Q4_0: per 32 columns, f16 d[16]; u8 q[4][16 rows][4]
+//   Q4_1: per 32 columns, f16 d[16]; f16 m[16]; u8 q[4][16 rows][4]
 // The four bytes of a 4-bit row are columns 4g .. 4g + 3 in the low nibbles and those + 16 in the
 // high ones, as in the checkpoint.
 struct Matrix {
@@ -53,19 +53,20 @@ struct Matrix {
   int tiles() const { return (rows + kTileRows - 1) / kTileRows; }
   bool quantised() const { return type >= WeightType::kQ8_0; }
   bool four_bit() const { return type >= WeightType::kQ4_0; }
-  // Bytes of 8 rows by 32 columns (block types) or by one column.
+  // Bytes of 16 rows by 32 columns (block types) or by one column.
   int unit_bytes() const {
     switch (type) {
-      case WeightType::kF32: return 32;
+      case WeightType::kF32: return 64;
       case WeightType::kF16:
-      case WeightType::kBF16: return 16;
-      case WeightType::kQ8_0: return 272;
-      case WeightType::kQ4_0: return 144;
-      case WeightType::kQ4_1: return 160;
+      case WeightType::kBF16: return 32;
+      case WeightType::kQ8_0: return 544;
+      case WeightType::kQ4_0: return 288;
+      case WeightType::kQ4_1: return 320;
     }
     return 0;
   }
-  int units() const { return quantised() ? cols / kBlock : cols; }
+  int columns() const { return quantised() ? kBlock : 1; }  // of a unit
+  int units() const { return cols / columns(); }
   size_t tile_bytes() const { return size_t(unit_bytes()) * units(); }
   const uint8_t* tile(int index) const { return data + tile_bytes() * index; }
 };
@@ -85,7 +86,7 @@ struct PageShape {
   size_t page_elems() const { return layer_elems() * num_layers; }
 };
 
-// Query rows of one sequence that share a kv head, against one key block.
+// Query rows that share a kv head and pages, against one key block.
 struct AttendBlock {
   const float* const* queries;  // [rows] -> [head_dim], rotated and scaled
   const int* first_key;         // [rows] first and last absolute position each row sees
@@ -96,7 +97,8 @@ struct AttendBlock {
   size_t page_elems;
   const int32_t* page_table;
   PageShape shape;
-  float* partials;  // [rows][8 + head_dim]: maximum, sum, ..., output; maximum -inf: no key seen
+  float* const* partials;  // [rows] -> [8 + head_dim]: maximum, sum, ..., output; maximum -inf: no
+                           // key seen
 };
 
 struct Candidate {

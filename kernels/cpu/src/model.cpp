@@ -1,4 +1,4 @@
-// Repacking of checkpoint weights into tiles of 8 output rows.
+// Repacking of checkpoint weights into tiles of 16 output rows.
 #include "model.h"
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 namespace headwater {
 namespace {
 
-constexpr int kTilesPerItem = 32;
+constexpr int kTilesPerItem = 16;
 
 size_t source_row_bytes(WeightType type, int cols) {
   switch (type) {
@@ -34,13 +34,13 @@ void pack_row(const Matrix& m, const uint8_t* in, int lane, uint8_t* tile) {
   }
   const int scales = m.type == WeightType::kQ4_1 ? 2 : 1;
   for (int b = 0; b < m.units(); ++b, tile += unit_bytes) {
-    for (int i = 0; i < scales; ++i, in += 2) std::memcpy(tile + 16 * i + 2 * lane, in, 2);
-    uint8_t* quants = tile + 16 * scales;
+    for (int i = 0; i < scales; ++i, in += 2) std::memcpy(tile + 32 * i + 2 * lane, in, 2);
+    uint8_t* quants = tile + 32 * scales;
     if (m.type == WeightType::kQ8_0) {
       for (int pair = 0; pair < 16; ++pair, in += 2)
-        std::memcpy(quants + 16 * pair + 2 * lane, in, 2);
+        std::memcpy(quants + 32 * pair + 2 * lane, in, 2);
     } else {
-      for (int g = 0; g < 4; ++g, in += 4) std::memcpy(quants + 32 * g + 4 * lane, in, 4);
+      for (int g = 0; g < 4; ++g, in += 4) std::memcpy(quants + 64 * g + 4 * lane, in, 4);
     }
   }
 }

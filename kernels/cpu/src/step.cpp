@@ -31,7 +31,7 @@ class Step {
        const Result& result)
       : backend_(backend), isa_(backend.isa), model_(model), spec_(model.spec), kv_(kv),
         batch_(batch), result_(result), ws_(backend.workspace),
-        plan_(batch, spec_), group_(spec_.num_heads / spec_.num_kv_heads),
+        plan_(batch, spec_, kv.shape.page_size), group_(spec_.num_heads / spec_.num_kv_heads),
         partial_stride_(kPartialHead + spec_.head_dim) {}
 
   void run() {
@@ -69,6 +69,7 @@ class Step {
       scratch.partials.reserve(size_t(2) * queries * partial_stride_);
       scratch.best.reserve(batch_.num_top);
       scratch.queries.resize(queries);
+      scratch.blocks.resize(queries);
       scratch.first_key.resize(queries);
       scratch.last_key.resize(queries);
     }
@@ -96,8 +97,8 @@ class Step {
 
   // Weight tiles of one item: enough items for all threads, outputs that fit the scratch.
   int tiles_per_item(int tiles, int rows) const {
-    const int most = std::max(2, 32 / ceil_div(rows, 4));
-    return std::clamp(tiles / (backend_.pool.threads() * 8) / 2 * 2, 2, most);
+    const int most = std::max(1, 16 / ceil_div(rows, 4));
+    return std::clamp(tiles / (backend_.pool.threads() * 8), 1, most);
   }
 
   void add_linear(const Acts& x, int rows, std::vector<Product> products) {
@@ -293,15 +294,21 @@ class Step {
   void attend(int index, const AttendItem& item, int thread) {
     ThreadScratch& scratch = ws_.threads[thread];
     const QueryTile& tile = plan_.tiles[item.tile];
-    const int rows = tile.num_tokens * group_, window = model_.layers[index].window;
-    for (int t = 0; t < tile.num_tokens; ++t) {
-      const int token = tile.first_token + t, position = batch_.positions[token];
-      for (int g = 0; g < group_; ++g) {
-        const int r = t * group_ + g;
-        scratch.queries[r] = ws_.qkv.data() + size_t(token) * qkv_stride_ +
-                             size_t(item.kv_head * group_ + g) * spec_.head_dim;
-        scratch.first_key[r] = window ? std::max(0, position - window + 1) : 0;
-        scratch.last_key[r] = position;
+    const int window = model_.layers[index].window;
+    int rows = 0;
+    for (int t = tile.first; t < tile.first + tile.num_tokens; ++t) {
+      const int token = plan_.tokens[t], position = batch_.positions[token];
+      for (int g = 0; g < group_; ++g, ++rows) {
+        const int head = item.kv_head * group_ + g;
+        scratch.queries[rows] =
+            ws_.qkv.data() + size_t(token) * qkv_stride_ + size_t(head) * spec_.head_dim;
+        scratch.first_key[rows] = window ? std::max(0, position - window + 1) : 0;
+        scratch.last_key[rows] = position;
+        // Of a tile across a block border, the first tokens have no partial for the last block.
+        const TokenPartials& kept = plan_.partials[token];
+        scratch.blocks[rows] = item.block >= 0 && item.block < kept.num_blocks
+                                   ? partial(kept, head, item.block)
+                                   : scratch.partials.data() + size_t(rows) * partial_stride_;
       }
     }
     const PageShape& shape = kv_.shape;
@@ -309,36 +316,36 @@ class Step {
                      rows, item.block,
                      kv_.page(0) + shape.layer_elems() * index + shape.head_elems() * item.kv_head,
                      shape.page_elems(), batch_.page_table + size_t(tile.seq) * batch_.max_pages,
-                     shape, scratch.partials.data()};
-    if (tile.partials >= 0) {
-      work.partials = block_partials(tile, item.kv_head, item.block);
+                     shape, scratch.blocks.data()};
+    if (item.block >= 0)
       isa_.attend(work);
-      return;
-    }
-    float* states = scratch.partials.data() + size_t(rows) * partial_stride_;
-    for (int r = 0; r < rows; ++r) clear(states + size_t(r) * partial_stride_);
-    const int first_block = scratch.first_key[0] / kKeyBlock;
-    for (work.block = first_block; work.block < tile.num_blocks; ++work.block) {
+    else
+      attend_all(work, tile, scratch, item.kv_head);
+  }
+
+  // All key blocks of a tile in ascending order.
+  void attend_all(AttendBlock& work, const QueryTile& tile, ThreadScratch& scratch, int kv_head) {
+    float* states = scratch.partials.data() + size_t(work.rows) * partial_stride_;
+    for (int r = 0; r < work.rows; ++r) clear(states + size_t(r) * partial_stride_);
+    for (work.block = work.first_key[0] / kKeyBlock; work.block < tile.end_block; ++work.block) {
       isa_.attend(work);
-      for (int r = 0; r < rows; ++r)
-        isa_.merge(states + size_t(r) * partial_stride_,
-                   work.partials + size_t(r) * partial_stride_, spec_.head_dim);
+      for (int r = 0; r < work.rows; ++r)
+        isa_.merge(states + size_t(r) * partial_stride_, work.partials[r], spec_.head_dim);
     }
-    for (int r = 0; r < rows; ++r)
+    for (int r = 0; r < work.rows; ++r)
       isa_.finish(states + size_t(r) * partial_stride_, spec_.head_dim,
-                  head_output(tile.first_token + r / group_, item.kv_head * group_ + r % group_));
+                  head_output(plan_.tokens[tile.first + r / group_],
+                              kv_head * group_ + r % group_));
   }
 
   // Merges a token's key blocks where they were computed apart, and quantises its attention output.
   void gather(int row, int kinds, int thread) {
-    const QueryTile& tile = plan_.tiles[plan_.token_tile[row]];
+    const TokenPartials& blocks = plan_.partials[row];
     float* state = ws_.threads[thread].partials.data();
-    for (int h = 0; tile.partials >= 0 && h < spec_.num_heads; ++h) {
-      const int r = (row - tile.first_token) * group_ + h % group_;
+    for (int h = 0; blocks.first >= 0 && h < spec_.num_heads; ++h) {
       clear(state);
-      for (int b = 0; b < tile.num_blocks; ++b)
-        isa_.merge(state, block_partials(tile, h / group_, b) + size_t(r) * partial_stride_,
-                   spec_.head_dim);
+      for (int b = 0; b < blocks.num_blocks; ++b)
+        isa_.merge(state, partial(blocks, h, b), spec_.head_dim);
       isa_.finish(state, spec_.head_dim, head_output(row, h));
     }
     quantise(ws_.attention.data() + size_t(row) * attention_stride_, row, attention_stride_, kinds);
@@ -359,10 +366,9 @@ class Step {
     std::fill(state, state + partial_stride_, 0.0f);
     state[0] = -std::numeric_limits<float>::infinity();
   }
-  float* block_partials(const QueryTile& tile, int kv_head, int block) const {
-    const size_t index = size_t(kv_head) * tile.num_blocks + block;
+  float* partial(const TokenPartials& token, int head, int block) const {
     return ws_.partials.data() +
-           (tile.partials + index * tile.num_tokens * group_) * partial_stride_;
+           (token.first + ptrdiff_t(head) * token.num_blocks + block) * partial_stride_;
   }
   float* head_output(int token, int head) const {
     return ws_.attention.data() + size_t(token) * attention_stride_ +

@@ -27,7 +27,7 @@ struct Batch {
   int32_t max_pages;
   int32_t num_rows;
   int32_t num_top;
-  int32_t reserved;
+  int32_t num_groups;
   const int32_t* token_ids;
   const int32_t* positions;
   const int32_t* cu_seqlens_q;
@@ -35,6 +35,9 @@ struct Batch {
   const int32_t* page_table;
   const int32_t* slot_mapping;
   const int32_t* logit_rows;
+  const int32_t* group_starts;     // [num_groups + 1], into group_sequences
+  const int32_t* group_sequences;  // prefix groups: sequences whose page tables begin alike
+  const int32_t* group_pages;      // [num_groups], how many pages they share
 };
 
 struct Result {
@@ -51,6 +54,7 @@ struct ThreadScratch {
   Buffer<float> partials;
   Buffer<Candidate> best;
   std::vector<const float*> queries;
+  std::vector<float*> blocks;  // where partials go
   std::vector<int> first_key, last_key;
 };
 
@@ -63,7 +67,8 @@ struct Workspace {
 };
 
 struct Backend {
-  Backend(int num_threads, bool exact_mode) : isa(avx2()), pool(num_threads), exact(exact_mode) {
+  Backend(const Isa& table, int num_threads, bool exact_mode)
+      : isa(table), pool(num_threads), exact(exact_mode) {
     workspace.threads = std::vector<ThreadScratch>(num_threads);
   }
 

@@ -1,0 +1,200 @@
+// Attention of query rows against one key block, AVX-512: the arithmetic of avx2_attention.cpp, bit
+// for bit, with 16 lanes. Pages whose keys or head size do not fill 16 lanes are left to AVX2.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "avx2_kernels.h"
+#include "avx512_kernels.h"
+
+namespace headwater::avx512_kernels {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kMaxRows = 6;       // query rows in registers
+constexpr int kMaxVectors = 4;    // vectors of keys, or of head_dim, in registers
+constexpr int kBlockVectors = kKeyBlock / kLanes;
+constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+
+// The vectors of 16 keys of a block that some row of a group sees.
+struct VectorRange {
+  int first;
+  int end;
+};
+
+inline __m512 load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+// exp(x), as avx2_math.h has it.
+inline __m512 exp_ps(__m512 x) {
+  const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ);
+  x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(88.0f));
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)),
+                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+  p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r);
+  p = _mm512_add_ps(p, _mm512_set1_ps(1.0f));
+  const __m512i shift = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
+  p = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), shift));
+  return _mm512_maskz_mov_ps(normal, p);
+}
+
+// A block's pages as vectors of 16 keys: where the keys and the values of each begin.
+struct Vectors {
+  Vectors(const AttendBlock& work, VectorRange range) {
+    const int page_size = work.shape.page_size;
+    for (int v = range.first; v < range.end; ++v) {
+      const int key = work.block * kKeyBlock + v * kLanes, slot = key % page_size;
+      const uint16_t* page =
+          work.head_base + work.page_elems * work.page_table[key / page_size];
+      keys[v] = page + slot;
+      values[v] = page + work.shape.key_elems() + size_t(slot) * work.shape.head_dim;
+    }
+  }
+
+  const uint16_t* keys[kBlockVectors];    // [head_dim][page_size]
+  const uint16_t* values[kBlockVectors];  // [16][head_dim]
+};
+
+// Scores of V vectors of keys for R rows.
+template <int R, int V>
+inline void score(const float* const* q, const uint16_t* const* keys, int page_size, int head_dim,
+                  float* scores) {
+  __m512 acc[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
+  for (int d = 0; d < head_dim; ++d) {
+    __m512 k[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) k[v] = load_half(keys[v] + d * page_size);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const __m512 x = _mm512_set1_ps(q[r][d]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[r][v] = _mm512_fmadd_ps(x, k[v], acc[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) _mm512_storeu_ps(scores + r * kKeyBlock + kLanes * v, acc[r][v]);
+}
+
+// Turns a row's scores into weights in place, 0 where the row does not see the key.
+void soften(float* scores, int first, int last, VectorRange range, float* maximum, float* sum) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __m512 high = _mm512_set1_ps(kUnseen);
+  for (int v = range.first; v < range.end; ++v) {
+    const __m512i key = _mm512_add_epi32(lane, _mm512_set1_epi32(kLanes * v));
+    const __mmask16 seen = _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(first)) &
+                           _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(last));
+    const __m512 s = _mm512_mask_loadu_ps(_mm512_set1_ps(kUnseen), seen, scores + kLanes * v);
+    high = _mm512_max_ps(high, s);
+    _mm512_storeu_ps(scores + kLanes * v, s);
+  }
+  *maximum = _mm512_reduce_max_ps(high);
+  const __m512 top = _mm512_set1_ps(*maximum);
+  __m256 total = _mm256_setzero_ps();  // in 8 lanes, low half first
+  for (int v = range.first; v < range.end; ++v) {
+    const __m512 p = exp_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + kLanes * v), top));
+    _mm512_storeu_ps(scores + kLanes * v, p);
+    total = _mm256_add_ps(total, _mm512_castps512_ps256(p));
+    total = _mm256_add_ps(total, _mm512_extractf32x8_ps(p, 1));
+  }
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(total), _mm256_extractf128_ps(total, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  *sum = _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+
+// V * 16 columns of the outputs of R rows over keys [first, last] of the block.
+template <int R, int V>
+inline void weigh(const Vectors& vectors, int first, int last, int head_dim, const float* weights,
+                  int column, float* const* outputs) {
+  __m512 acc[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
+  for (int key = first; key <= last;) {
+    const int end = std::min(last + 1, (key / kLanes + 1) * kLanes);
+    const uint16_t* values =
+        vectors.values[key / kLanes] + size_t(key % kLanes) * head_dim + column;
+    for (; key < end; ++key, values += head_dim) {
+      __m512 x[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) x[v] = load_half(values + kLanes * v);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const __m512 p = _mm512_set1_ps(weights[r * kKeyBlock + key]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) acc[r][v] = _mm512_fmadd_ps(p, x[v], acc[r][v]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v)
+      _mm512_storeu_ps(outputs[r] + column + kLanes * v, acc[r][v]);
+}
+
+template <int R>
+void attend_rows(const AttendBlock& work, int row, int first, int last) {
+  alignas(64) float scores[R * kKeyBlock];
+  const int page_size = work.shape.page_size, head_dim = work.shape.head_dim;
+  const int begin = work.block * kKeyBlock;
+  const VectorRange range{first / kLanes, last / kLanes + 1};
+  const Vectors vectors(work, range);
+  const float* const* q = work.queries + row;
+  int v = range.first;
+  for (; v + kMaxVectors <= range.end; v += kMaxVectors)
+    score<R, kMaxVectors>(q, vectors.keys + v, page_size, head_dim, scores + kLanes * v);
+  for (; v < range.end; ++v)
+    score<R, 1>(q, vectors.keys + v, page_size, head_dim, scores + kLanes * v);
+  float* outputs[R];
+  for (int r = 0; r < R; ++r) {
+    float* partial = work.partials[row + r];
+    soften(scores + r * kKeyBlock, work.first_key[row + r] - begin, work.last_key[row + r] - begin,
+           range, partial, partial + 1);
+    outputs[r] = partial + kPartialHead;
+  }
+  int column = 0;
+  for (; column + kMaxVectors * kLanes <= head_dim; column += kMaxVectors * kLanes)
+    weigh<R, kMaxVectors>(vectors, first, last, head_dim, scores, column, outputs);
+  for (; column < head_dim; column += kLanes)
+    weigh<R, 1>(vectors, first, last, head_dim, scores, column, outputs);
+}
+
+}  // namespace
+
+void attend(const AttendBlock& work) {
+  if (work.shape.page_size % kLanes || work.shape.head_dim % kLanes)
+    return avx2_kernels::attend(work);
+  const int begin = work.block * kKeyBlock;
+  for (int row = 0; row < work.rows;) {
+    const int count = std::min(kMaxRows, work.rows - row);
+    int first = kKeyBlock, last = -1;
+    for (int r = row; r < row + count; ++r) {
+      first = std::min(first, std::max(0, work.first_key[r] - begin));
+      last = std::max(last, std::min(kKeyBlock - 1, work.last_key[r] - begin));
+    }
+    if (first > last) {
+      for (int r = row; r < row + count; ++r) work.partials[r][0] = kUnseen;
+    } else {
+      switch (count) {
+        case 1: attend_rows<1>(work, row, first, last); break;
+        case 2: attend_rows<2>(work, row, first, last); break;
+        case 3: attend_rows<3>(work, row, first, last); break;
+        case 4: attend_rows<4>(work, row, first, last); break;
+        case 5: attend_rows<5>(work, row, first, last); break;
+        default: attend_rows<6>(work, row, first, last); break;
+      }
+    }
+    row += count;
+  }
+}
+
+}  // namespace headwater::avx512_kernels

@@ -1,0 +1,14 @@
+// The AVX-512 kernels behind the table of isa.h. Every one computes each row by the same operations
+// in the same order as its AVX2 twin, so the two tables give the same bits.
+#pragma once
+
+#include "layout.h"
+
+namespace headwater::avx512_kernels {
+
+void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
+            int first_tile, int num_tiles, float* out, float* scratch);
+int64_t multiply(bool integer, int64_t rounds);
+void attend(const AttendBlock& work);
+
+}  // namespace headwater::avx512_kernels
