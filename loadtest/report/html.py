@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from loadtest.arrival import Recorded
 from loadtest.measure.pooled import Pooled, pool
 from loadtest.measure.result import Ratio, Report
 from loadtest.readme import machine_text
@@ -17,6 +18,7 @@ from loadtest.report.table import (
     ratio_text,
     table_of,
 )
+from loadtest.workloads.spec import Replay
 
 NUM_COLOURS = 6
 TILES = (
@@ -26,6 +28,13 @@ TILES = (
     ("Between tokens, p99", "itl_p99_ms", "{:.1f}", "ms"),
     ("Output", "output_tok_per_s", "{:.0f}", "tok/s"),
     ("Prompt from cache", "cached_share", "{:.0%}", ""),
+)
+BESIDE_TILES = (
+    ("Between tokens in quiet, p50", "itl_quiet_p50_ms", "{:.1f}", "ms"),
+    ("Beside a long prompt, p50", "itl_beside_p50_ms", "{:.1f}", "ms"),
+    ("Beside a long prompt, p99", "itl_beside_p99_ms", "{:.1f}", "ms"),
+    ("Prefill alone", "prefill_alone_tok_per_s", "{:.0f}", "tok/s"),
+    ("Prefill beside streams", "prefill_beside_tok_per_s", "{:.0f}", "tok/s"),
 )
 METHOD = {
     "First token (TTFT)": "from when the workload wanted the request sent to the first text that "
@@ -70,6 +79,7 @@ def _head(report: Report) -> str:
         report.made,
         f"transport {report.transport}",
         f"seed {report.seed}",
+        *(_scale(part) for part in report.workload.parts if isinstance(part, Replay)),
         "caches filled before each run" if report.warm else "new prefixes for each run",
     ]
     warnings = "".join(f"<li>{escape(note)}</li>" for note in notes(report))
@@ -82,13 +92,22 @@ def _head(report: Report) -> str:
     )
 
 
+def _scale(part: Replay) -> str:
+    """What a replay made of its trace."""
+    pace = ""
+    if isinstance(part.arrival, Recorded) and part.arrival.speed != 1:
+        pace = f", arrivals {part.arrival.speed:g} times as fast"
+    waits = f", tool waits divided by {part.speed:g}" if part.format == "tracelab" else ""
+    return f"{part.trace}: lengths divided by {part.scale:g}{pace}{waits}"
+
+
 def _tiles(report: Report, measured: Sequence[Pooled]) -> str:
     """The first target's figures at the highest load, with its ratio to each other target."""
     level = _levels_of(measured)[-1]
     first, *others = [one for one in measured if str(one.level) == level]
     ratios = {(r.figure, r.baseline): r for r in report.ratios if str(r.level) == level}
     tiles = []
-    for title, name, form, unit in TILES:
+    for title, name, form, unit in BESIDE_TILES if "streams_beside" in first.figures else TILES:
         if name not in first.figures:
             continue
         peers = "".join(
@@ -188,10 +207,11 @@ def _levels(measured: Sequence[Pooled], names: Sequence[str]) -> str:
         runs = [one.runs[0] for one in own]
         end_ms = max((stream.end_ms for run in runs for stream in run.streams), default=0.0)
         figures = [
-            plots.beside(own, series),
             plots.distribution("First token", "ttft", own, series),
             plots.distribution("Between tokens", "itl", own, series),
-            plots.per_turn(own, series),
+            plots.beside(own, series)
+            or plots.per_turn(own, series)
+            or plots.distribution("End to end", "e2e", own, series),
             plots.hits(own, series),
             *(plots.timeline(run, n, end_ms) for run, n in zip(runs, series, strict=True)),
         ]
@@ -210,17 +230,7 @@ def _tab_rules(count: int) -> str:
 def _tables(report: Report, measured: Sequence[Pooled]) -> str:
     text = "<h2>All figures</h2>" + _table(*table_of(measured, COLUMNS))
     if report.ratios:
-        rows = [
-            [
-                str(r.level),
-                f"{r.target} / {r.baseline}",
-                RATIO_TITLES[r.figure],
-                ratio_text(r),
-                str(r.num_pairs),
-            ]
-            for r in report.ratios
-        ]
-        text += "<h2>Ratios</h2>" + _table(["load", "of", "figure", "95 % interval", "pairs"], rows)
+        text += "<h2>Ratios</h2>" + _ratios(report.ratios)
     if report.verdicts:
         rows = [
             [
@@ -236,6 +246,19 @@ def _tables(report: Report, measured: Sequence[Pooled]) -> str:
     return text
 
 
+def _ratios(ratios: Sequence[Ratio]) -> str:
+    """A row for each figure and peer, a column for each load."""
+    levels = list(dict.fromkeys(str(ratio.level) for ratio in ratios))
+    by_row: dict[tuple[str, str], dict[str, str]] = {}
+    for ratio in ratios:
+        key = (RATIO_TITLES[ratio.figure], f"{ratio.target} / {ratio.baseline}")
+        by_row.setdefault(key, {})[str(ratio.level)] = ratio_text(ratio)
+    rows = [[*key, *(row.get(level, "-") for level in levels)] for key, row in by_row.items()]
+    pairs = max(ratio.num_pairs for ratio in ratios)
+    hint = f'<p class="facts">of {pairs} pairs each, with 95 % intervals</p>' if pairs > 1 else ""
+    return _table(["figure", "of", *levels], rows) + hint
+
+
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join(
@@ -248,13 +271,17 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _method(report: Report) -> str:
-    terms = "".join(f"<dt>{escape(t)}</dt><dd>{escape(text)}</dd>" for t, text in METHOD.items())
+    terms = "".join(
+        f"<div><dt>{escape(t)}</dt><dd>{escape(text)}</dd></div>" for t, text in METHOD.items()
+    )
     slo = ", ".join(
         f"{name} {value:g}"
         for name in report.slo.__struct_fields__
         if (value := getattr(report.slo, name)) is not None
     )
-    goodput = f"<dt>Goodput</dt><dd>requests that kept {escape(slo)}.</dd>" if slo else ""
+    goodput = (
+        f"<div><dt>Goodput</dt><dd>requests that kept {escape(slo)}.</dd></div>" if slo else ""
+    )
     return f'<h2>How it was measured</h2><dl class="method">{terms}{goodput}</dl>'
 
 

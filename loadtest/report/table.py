@@ -33,14 +33,14 @@ RATIO_TITLES = {
 }
 BESIDE_COLUMNS = (
     ("streams", "streams_beside", "{:.0f}"),
-    ("quiet p50 ms", "itl_quiet_p50_ms", "{:.1f}"),
-    ("quiet p99 ms", "itl_quiet_p99_ms", "{:.1f}"),
-    ("beside p50 ms", "itl_beside_p50_ms", "{:.1f}"),
-    ("beside p95 ms", "itl_beside_p95_ms", "{:.1f}"),
-    ("beside p99 ms", "itl_beside_p99_ms", "{:.1f}"),
-    ("beside max ms", "itl_beside_max_ms", "{:.1f}"),
-    ("prefill alone tok/s", "prefill_alone_tok_per_s", "{:.0f}"),
-    ("prefill beside tok/s", "prefill_beside_tok_per_s", "{:.0f}"),
+    ("quiet p50", "itl_quiet_p50_ms", "{:.1f} ms"),
+    ("p99", "itl_quiet_p99_ms", "{:.1f} ms"),
+    ("beside p50", "itl_beside_p50_ms", "{:.1f} ms"),
+    ("p95", "itl_beside_p95_ms", "{:.1f} ms"),
+    ("p99", "itl_beside_p99_ms", "{:.1f} ms"),
+    ("max", "itl_beside_max_ms", "{:.1f} ms"),
+    ("prefill tok/s alone", "prefill_alone_tok_per_s", "{:.0f}"),
+    ("beside", "prefill_beside_tok_per_s", "{:.0f}"),
     ("of alone", "prefill_share", "{:.0%}"),
 )
 

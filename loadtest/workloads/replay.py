@@ -7,6 +7,7 @@ TraceLab: one JSON object for each round of a coding agent's session, with `inpu
 Neither holds any text: it is made from the ids.
 """
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,31 +55,35 @@ class TracelabRound(msgspec.Struct, frozen=True):
     input_tokens_total: int
     prefix_tokens: int
     output_tokens: int
+    provider: str = ""
     timing_events: list[TracelabEvent] = []
     tools: list[TracelabTool] = []
 
 
 def replay(part: Replay, when: Arrival, seed: str) -> list[Session]:
     """The sessions of a trace. Raises OSError, ValueError or MsgspecError for a trace that cannot
-    be read. A closed or Poisson arrival takes the trace's sessions in order, round and round."""
+    be read. A closed or Poisson arrival takes the trace's sessions in order; when it needs more,
+    it begins again with new text, so that no answer is cached that was not in the trace."""
     if not part.trace:
         raise ValueError("a replay needs a trace file: --trace PATH")
     if isinstance(when, arrival.Burst | arrival.Beside):
         raise ValueError("a replay's arrivals are recorded, closed or poisson")
     read = _mooncake if part.format == "mooncake" else _tracelab
-    recorded = list(read(part, seed))
+    recorded = list(read(part, seed, 0))
     if not recorded:
         raise ValueError("the trace is empty")
     times_s = [time_s for time_s, _ in recorded]
     count = arrival.num_sessions(when, len(recorded))
+    for lap in range(1, math.ceil(count / len(recorded))):
+        recorded += read(part, seed, lap)
     starts = arrival.start_times(when, count, times_s, random.Random(f"{seed}/arrival"))
     return [
-        replace(recorded[index % len(recorded)][1], id=str(index), start_s=start_s)
-        for index, start_s in enumerate(starts)
+        replace(session, id=str(index), start_s=start_s)
+        for index, ((_, session), start_s) in enumerate(zip(recorded, starts, strict=False))
     ]
 
 
-def _mooncake(part: Replay, seed: str) -> Iterator[tuple[float, Session]]:
+def _mooncake(part: Replay, seed: str, lap: int) -> Iterator[tuple[float, Session]]:
     """Each request by itself: its prompt is the text of its ids one after another."""
     page_tokens = max(round(MOONCAKE_PAGE_TOKENS / part.scale), 1)
     with Path(part.trace).open("rb") as lines:
@@ -88,18 +93,19 @@ def _mooncake(part: Replay, seed: str) -> Iterator[tuple[float, Session]]:
             text = []
             for page in request.hash_ids:
                 length = min(page_tokens, num_tokens)
-                text.append(words(page_tokens, seed, page).split(" ")[:length])
+                text.append(words(page_tokens, seed, lap, page).split(" ")[:length])
                 num_tokens -= length
             prompt = " ".join(word for page_words in text for word in page_words)
             turn = Turn(prompt, max(round(request.output_length / part.scale), 1))
             yield request.timestamp / 1e3, Session("", "", (turn,))
 
 
-def _tracelab(part: Replay, seed: str) -> Iterator[tuple[float, Session]]:
+def _tracelab(part: Replay, seed: str, lap: int) -> Iterator[tuple[float, Session]]:
     """A session for each run of rounds whose context grows; a context that shrinks (the agent
     compacted it) begins a new one. What a session's first round reads from the cache is a system
-    prompt that all share. A round's new text is what its prompt has more than the prompt and
-    answer before it, and it waits for the slowest tool of the round before."""
+    prompt that all agents of its provider share. A round's new text is what its prompt has more
+    than the conversation before it, answers included, and it waits for the slowest tool of the
+    round before."""
     data = Path(part.trace).read_bytes()
     rounds = [msgspec.json.decode(line, type=TracelabRound) for line in data.splitlines() if line]
     by_session: dict[str, list[TracelabRound]] = {}
@@ -110,8 +116,9 @@ def _tracelab(part: Replay, seed: str) -> Iterator[tuple[float, Session]]:
         own.sort(key=lambda one: one.round_index)
         for chunk in _growing(own):
             first = chunk[0]
-            turns = _turns(chunk[: part.max_turns], part, f"{seed}/{name}/{first.round_index}")
-            system = words(round(first.prefix_tokens / part.scale), seed, "system")
+            key = f"{seed}/{lap}/{name}/{first.round_index}"
+            turns = _turns(chunk[: part.max_turns], part, key)
+            system = words(round(first.prefix_tokens / part.scale), seed, "system", first.provider)
             begins = [event.timestamp.timestamp() for event in first.timing_events[:1]]
             sessions.append((begins[0] if begins else 0.0, Session("", system, turns)))
     yield from sorted(sessions, key=lambda pair: pair[0])[: part.limit]
@@ -120,9 +127,7 @@ def _tracelab(part: Replay, seed: str) -> Iterator[tuple[float, Session]]:
 def _growing(rounds: list[TracelabRound]) -> Iterator[list[TracelabRound]]:
     chunk: list[TracelabRound] = []
     for one in rounds:
-        if chunk and one.input_tokens_total <= (
-            chunk[-1].input_tokens_total + chunk[-1].output_tokens
-        ):
+        if chunk and one.input_tokens_total < chunk[-1].input_tokens_total:
             yield chunk
             chunk = []
         chunk.append(one)
@@ -130,14 +135,16 @@ def _growing(rounds: list[TracelabRound]) -> Iterator[list[TracelabRound]]:
 
 
 def _turns(rounds: list[TracelabRound], part: Replay, key: str) -> tuple[Turn, ...]:
+    """Agents drop parts of an answer, its reasoning above all, and the replay cannot: where that
+    makes its context longer than the recorded one, later turns say less."""
     turns = []
-    before = rounds[0].prefix_tokens
+    context = round(rounds[0].prefix_tokens / part.scale)
     wait_s = 0.0
     for one in rounds:
-        new_tokens = max(round((one.input_tokens_total - before) / part.scale), 1)
+        new_tokens = max(round(one.input_tokens_total / part.scale) - context, 1)
         max_tokens = max(round(one.output_tokens / part.scale), 1)
         turns.append(Turn(words(new_tokens, key, one.round_index), max_tokens, wait_s))
-        before = one.input_tokens_total + one.output_tokens
+        context += new_tokens + max_tokens
         waits_ms = [tool.tool_wall_latency_ms or 0.0 for tool in one.tools]
         wait_s = max(waits_ms, default=0.0) / 1e3 / part.speed
     return tuple(turns)

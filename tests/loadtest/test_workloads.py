@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadtest import arrival
 from loadtest.plan import Plan, Session
 from loadtest.workloads import WorkloadError, build_plan, names, read_workload
 
@@ -124,12 +125,43 @@ def test_tracelab_turns_grow_by_what_is_new_and_wait_for_the_slowest_tool(tmp_pa
         [(6400, 3200, 320, [500.0, 2000.0]), (7040, 6400, 64, []), (3200, 0, 32, [])],
     )
     plan = build_plan(read_workload("replay-agents", trace), "1", concurrency=2)
-    first, compacted = sessions(plan)
+    first, compacted = sessions(plan)[:2]
     assert len(first.system.split()) == 100
     assert [len(turn.text.split()) for turn in first.turns] == [100, 10]
     assert [turn.max_tokens for turn in first.turns] == [10, 2]
     assert [turn.wait_s for turn in first.turns] == [0.0, 0.2]
     assert [len(turn.text.split()) for turn in compacted.turns] == [100]
+
+
+def test_tracelab_contexts_follow_the_recorded_ones_where_agents_drop_answers(
+    tmp_path: Path,
+) -> None:
+    """The second round's prompt has 32 tokens more than the first's, though 320 were answered;
+    the third makes up for what the replay had too many of."""
+    recorded: list[tuple[int, int, int, list[float]]]
+    recorded = [(6400, 3200, 320, []), (6432, 6400, 32, []), (9600, 6400, 32, [])]
+    trace = rounds(tmp_path / "rounds.jsonl", recorded)
+    (session,) = sessions(build_plan(read_workload("replay-agents", trace), "1", concurrency=1))[:1]
+    context = len(session.system.split())
+    lengths = []
+    for turn in session.turns:
+        lengths.append(context := context + len(turn.text.split()))
+        context += turn.max_tokens
+    assert lengths == [200, 211, 300]
+
+
+@pytest.mark.parametrize("name", ["replay", "replay-agents"])
+def test_a_trace_that_is_used_again_has_new_text(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    chats, agents = [(0, 3200, 320, [7])], [(6400, 3200, 320, [0.0])]
+    workload = read_workload(
+        name, mooncake(path, chats) if name == "replay" else rounds(path, agents)
+    )
+    closed = arrival.Closed(concurrency=3)
+    part = msgspec.structs.replace(workload.parts[0], arrival=closed)
+    own = sessions(build_plan(msgspec.structs.replace(workload, parts=(part,)), "1"))
+    assert len({session.turns[0].text for session in own}) == 3
+    assert len({session.system for session in own}) == 1
 
 
 @pytest.mark.parametrize(
