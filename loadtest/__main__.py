@@ -4,6 +4,7 @@ does not hold, 2 when nothing could run, 130 when interrupted."""
 import argparse
 import asyncio
 import secrets
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,8 +118,9 @@ def _report(options: argparse.Namespace, campaign: Campaign, outcome: Outcome) -
 def _print(report: Report) -> None:
     if report.runs:
         measured = pool(report.runs)
-        print(figures_table(measured))
-        if beside := beside_table(measured):
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(figures_table(measured, width))
+        if beside := beside_table(measured, width):
             print(f"\nStreams beside a prefill:\n\n{beside}")
     if report.ratios:
         print(f"\n{ratios_table(report.ratios)}")

@@ -96,7 +96,7 @@ class _Drawing:
             self._recent.popleft()
         span_s = now_s - self._recent[0][0]
         rate = (total - self._recent[0][1]) / span_s if span_s else 0.0
-        return Group(self._bar(), self._rates(rate, len(flying)), _dots(flying))
+        return Group(self._bar(), self._rates(rate, len(flying)), self._times(), _dots(flying))
 
     def _bar(self) -> Table:
         progress = self._progress
@@ -115,20 +115,27 @@ class _Drawing:
     def _rates(self, rate: float, num_flying: int) -> Text:
         text = Text.assemble(
             (f"{rate:8.0f}", "bold cyan"),
-            " pieces/s   in flight ",
+            " pieces/s   ",
             (str(num_flying), "bold"),
+            " in flight",
+            no_wrap=True,
+            overflow="ellipsis",
         )
-        for name, histogram in (("TTFT", self._ttft), ("ITL", self._itl)):
-            if histogram.count:
-                text.append(f"   {name} p50 {histogram.at(50):.0f} p99 {histogram.at(99):.0f} ms")
         if self._errors:
             text.append(f"   {self._errors} failed", style="bold red")
+        return text
+
+    def _times(self) -> Text:
+        text = Text("    p50 / p99", no_wrap=True, overflow="ellipsis", style="dim")
+        for name, histogram in (("TTFT", self._ttft), ("ITL", self._itl)):
+            if histogram.count:
+                text.append(f"   {name} {histogram.at(50):.0f} / {histogram.at(99):.0f} ms")
         return text
 
 
 def _dots(flying: list[Sample]) -> Text:
     """One mark for each request in flight: waiting for its first piece, or streaming."""
-    text = Text("         ")
+    text = Text("         ", no_wrap=True, overflow="ellipsis")
     for sample in flying[:MAX_DOTS]:
         text.append("▰" if sample.pieces else "▱", style="cyan" if sample.pieces else "yellow")
     if len(flying) > MAX_DOTS:
@@ -142,7 +149,8 @@ def _line(title: str, progress: Progress) -> Text:
     wall_s = (progress.end_s or time.perf_counter()) - progress.start_s
     pieces = sum(len(sample.pieces) for sample in samples)
     errors = sum(sample.error is not None for sample in samples)
-    text = Text(f"{title}: {len(samples)}/{progress.num_turns} turns, {pieces} pieces, ")
+    ended = sum(not sample.interrupted for sample in samples)
+    text = Text(f"{title}: {ended}/{progress.num_turns} turns, {pieces} pieces, ")
     text.append(f"{wall_s:.1f} s")
     if errors:
         text.append(f", {errors} failed", style="bold red")

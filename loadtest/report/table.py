@@ -1,4 +1,4 @@
-"""The final table, as Markdown that also reads well in a terminal."""
+"""The final table, as Markdown that also reads well in a terminal, however narrow."""
 
 from collections.abc import Iterable, Sequence
 
@@ -51,16 +51,17 @@ def cell(pooled: Pooled, figure: str, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def figures_table(measured: Sequence[Pooled]) -> str:
-    """A row for each target and level; columns without any data are left out."""
-    return markdown(*table_of(measured, COLUMNS), num_left=2)
+def figures_table(measured: Sequence[Pooled], width: int | None = None) -> str:
+    """A row for each target and level; columns without any data are left out. What is wider than
+    `width` is turned on its side."""
+    return fitted(*table_of(measured, COLUMNS), width)
 
 
-def beside_table(measured: Sequence[Pooled]) -> str:
+def beside_table(measured: Sequence[Pooled], width: int | None = None) -> str:
     """Gaps of the streams in quiet and beside a prefill, and the prefill's speed; "" for a
     workload without probes."""
     titles, rows = table_of(measured, BESIDE_COLUMNS)
-    return markdown(titles, rows, num_left=2) if len(titles) > 2 else ""
+    return fitted(titles, rows, width) if len(titles) > 2 else ""
 
 
 def table_of(
@@ -133,6 +134,27 @@ def notes(report: Report) -> list[str]:
         if not one.holds
     ]
     return said
+
+
+def fitted(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """A table whose first two columns name its rows, as it is where it fits into `width`; else a
+    column for each of its rows, in as many tables as are needed."""
+    whole = markdown(titles, rows, num_left=2)
+    if width is None or len(whole.partition("\n")[0]) <= width:
+        return whole
+    tables: list[str] = []
+    begin = 0
+    while begin < len(rows):
+        end = len(rows)
+        while True:
+            turned = list(zip(titles, *rows[begin:end], strict=True))
+            table = markdown(turned[0], turned[1:], num_left=1)
+            if end == begin + 1 or len(table.partition("\n")[0]) <= width:
+                break
+            end -= 1
+        tables.append(table)
+        begin = end
+    return "\n\n".join(tables)
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]], num_left: int = 0) -> str:
