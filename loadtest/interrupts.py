@@ -10,8 +10,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Inside `with`, SIGINT and SIGTERM set the stop event of `run`. The third one in a row is
-    an ordinary KeyboardInterrupt, for a program that does not end."""
+    """Inside `with`, SIGINT and SIGTERM set the stop event of `run`, also one that came before it.
+    The third one is an ordinary KeyboardInterrupt, for a program that does not end."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -68,7 +68,7 @@ def _load_options(parser: argparse.ArgumentParser, repeats: int) -> None:
         help="merged into each request's body; a null takes a key away. Default asks for answers "
         "of full length: %(default)s",
     )
-    add("--chunk-timeout", type=float, default=120.0, help="seconds without an event: stalled")
+    add("--chunk-timeout", type=float, default=120.0, help="seconds without any text: stalled")
     add("--slo", type=_slo, metavar="ttft_ms=500,tpot_ms=50", help="what goodput counts")
     add("--assert", action="append", default=[], type=_assertion, dest="assertions")
     add("--note", default="", help="a sentence for the report, like the servers' threads")

@@ -18,6 +18,7 @@ from loadtest.transports.base import open_http, told
 
 T = TypeVar("T")
 LOOK_S = 0.02
+MODELS_S = 15.0
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ async def find_model(target: Target) -> str:
     lists none."""
     async with open_http(target) as http:
         try:
-            limit = aiohttp.ClientTimeout(total=15.0)
+            limit = aiohttp.ClientTimeout(total=min(MODELS_S, target.stall_s))
             async with http.get(f"{target.url}/v1/models", timeout=limit) as response:
                 if response.status != 200:
                     raise of_status(response.status, await response.text())
@@ -197,6 +198,7 @@ class _Runner:
     async def _turn(self, dialogue: Dialogue, sample: Sample) -> bool:
         """Send one turn; True when it was answered, and the answer is then in the dialogue."""
         progress = self._progress
+        sample.prompt_bytes = dialogue.num_bytes()
         progress.in_flight[id(sample)] = sample
         try:
             await self._transport.send(dialogue, sample)

@@ -35,9 +35,9 @@ def interference(good: Sequence[Sample]) -> tuple[dict[str, Histogram], dict[str
         figures["streams_beside"] = float(statistics.median(num_beside))
     for role, name in ((Role.PROBE_ALONE, "alone"), (Role.PROBE_BESIDE, "beside")):
         speeds = [
-            (one.usage.prompt - one.usage.cached) / (one.piece_s[0] - one.sent_s)
+            (usage.prompt - usage.cached) / (one.piece_s[0] - one.sent_s)
             for one in probes
-            if one.role is role and one.usage
+            if one.role is role and (usage := one.believed)
         ]
         if speeds:
             figures[f"prefill_{name}_tok_per_s"] = statistics.median(speeds)

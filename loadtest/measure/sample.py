@@ -4,6 +4,12 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+SPARE_TOKENS = 8
+# A chat template and its default system prompt.
+SPARE_PROMPT_TOKENS = 1000
+# A character of several tokens is one piece, and a token of several characters may come as a few.
+MAX_PIECES_PER_TOKEN = 4
+
 
 class Kind(StrEnum):
     """Why a request failed. Each is told apart in the report."""
@@ -15,6 +21,7 @@ class Kind(StrEnum):
     BROKEN = "http_5xx"
     STALLED = "stalled"
     CUT = "cut"
+    ENDLESS = "endless"
     REPORTED = "server_error"
     PROTOCOL = "protocol"
 
@@ -64,7 +71,8 @@ class Sample:
     late client or a full connection pool shows as latency and not as fewer requests (no
     coordinated omission). `piece_s` are the times at which pieces of answer came off the socket;
     a piece is one event with text, or the whole answer where nothing is streamed. `bytes_up` and
-    `bytes_down` are of bodies and frames, without headers.
+    `bytes_down` are of bodies and frames, without headers. `prompt_bytes` are those of the whole
+    conversation, also of what the server already had.
     """
 
     session: str
@@ -85,6 +93,7 @@ class Sample:
     error: Kind | None = None
     message: str = ""
     interrupted: bool = False
+    prompt_bytes: int | None = None
     role: Role = Role.ORDINARY
 
     @property
@@ -108,12 +117,15 @@ class Sample:
         return self.end_s - self.due_s
 
     @property
+    def believed(self) -> Usage | None:
+        """The server's counts; None where there are none or they cannot be true."""
+        return None if self.findings() else self.usage
+
+    @property
     def output_tokens(self) -> int:
         """As the server counts them, or pieces where it doesn't or cannot be believed."""
-        pieces = len(self.pieces)
-        if self.usage is None or self.findings():
-            return pieces
-        return self.usage.output
+        usage = self.believed
+        return len(self.pieces) if usage is None else usage.output
 
     @property
     def tpot_s(self) -> float | None:
@@ -123,10 +135,16 @@ class Sample:
         return (self.piece_s[-1] - self.piece_s[0]) / (self.output_tokens - 1)
 
     def add(self, text: str, now_s: float) -> None:
-        """A piece of the answer that came off the socket at `now_s`; nothing for an empty one."""
+        """A piece of the answer that came off the socket at `now_s`; nothing for an empty one.
+        Raises RequestError for an answer that will not end."""
         if text:
             self.pieces.append(text)
             self.piece_s.append(now_s)
+            if len(self.pieces) > MAX_PIECES_PER_TOKEN * self.max_tokens + SPARE_TOKENS:
+                raise RequestError(
+                    Kind.ENDLESS,
+                    f"{len(self.pieces)} pieces came where {self.max_tokens} tokens were allowed",
+                )
 
     def begin(self, num_bytes: int) -> None:
         """The request leaves now."""
@@ -147,8 +165,12 @@ class Sample:
             found.append("more output tokens claimed than were allowed")
         visible = usage.output - usage.hidden
         # A token that ends the answer or is part of a character has no text of its own.
-        if visible > len(self.text.encode()) + 8:
+        if visible > len(self.text.encode()) + SPARE_TOKENS:
             found.append("more output tokens claimed than the answer has bytes")
         if usage.cached > usage.prompt:
             found.append("more cached tokens claimed than prompt tokens")
+        if self.prompt_bytes is not None and usage.prompt > self.prompt_bytes + SPARE_PROMPT_TOKENS:
+            found.append("more prompt tokens claimed than the conversation has bytes")
+        if min(usage.prompt, usage.output, usage.cached) < 0:
+            found.append("a count below zero claimed")
         return found

@@ -96,8 +96,9 @@ def _figures(
 ) -> dict[str, float]:
     ended = sum(not sample.interrupted for sample in samples)
     errors = sum(sample.error is not None for sample in samples)
-    prompt = sum(sample.usage.prompt for sample in good if sample.usage)
-    cached = sum(sample.usage.cached for sample in good if sample.usage)
+    usages = [usage for sample in good if (usage := sample.believed)]
+    prompt = sum(usage.prompt for usage in usages)
+    cached = sum(usage.cached for usage in usages)
     output = sum(sample.output_tokens for sample in good)
     kept = sum(_keeps(sample, slo) for sample in good)
     return {
@@ -140,7 +141,7 @@ def _turns(good: Sequence[Sample]) -> list[TurnFigures]:
     for turn in sorted({sample.turn for sample in good}):
         own = [sample for sample in good if sample.turn == turn]
         ttft, itl = _ttft_and_itl(own)
-        usages = [sample.usage for sample in own if sample.usage]
+        usages = [usage for sample in own if (usage := sample.believed)]
         prompt = sum(usage.prompt for usage in usages)
         rows.append(
             TurnFigures(
@@ -161,11 +162,11 @@ def _hits(good: Sequence[Sample], start_s: float, wall_s: float) -> list[tuple[f
     """Pairs (seconds since the start, cached share of the prompts that were sent about then)."""
     prompt, cached = [0] * HIT_BINS, [0] * HIT_BINS
     for sample in good:
-        if sample.usage:
+        if usage := sample.believed:
             place = int((sample.sent_s - start_s) / wall_s * HIT_BINS)
             place = min(max(place, 0), HIT_BINS - 1)
-            prompt[place] += sample.usage.prompt
-            cached[place] += sample.usage.cached
+            prompt[place] += usage.prompt
+            cached[place] += usage.cached
     width_s = wall_s / HIT_BINS
     return [
         (round((place + 0.5) * width_s, 3), round(cached[place] / prompt[place], 4))

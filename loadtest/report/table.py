@@ -119,7 +119,7 @@ def notes(report: Report) -> list[str]:
         for finding, count in pooled.counts("findings").items():
             said.append(
                 f"{where}: usage of {count} answers is not to be believed ({finding}); "
-                "pieces of text are counted instead."
+                "pieces of text are counted instead, and no prompt."
             )
         if busy := [run.client for run in pooled.runs if run.client.overloaded]:
             worst = max(busy, key=lambda load: load.cpu_share)

@@ -18,7 +18,7 @@ class Target:
     """A server under load. `url` is its root, without /v1; `model` as it lists it.
 
     `extra` is merged into each request's body, a null takes a key away. `key` goes out as a
-    bearer token. `stall_s` without an event ends a request as stalled.
+    bearer token. `stall_s` without any text ends a request as stalled.
     """
 
     name: str
@@ -58,6 +58,11 @@ class Dialogue:
         """The same past under another name, on a lane of its own."""
         return Dialogue(session, self.system, self.tools, list(self.texts), self.response_id)
 
+    def num_bytes(self) -> int:
+        """Of the whole conversation's text."""
+        texts = [self.system, str(self.tools), *self.texts]
+        return sum(len(text.encode()) for text in texts)
+
     def messages(self) -> list[dict[str, Any]]:
         """`{role, content}` of each text; the system prompt isn't among them."""
         roles = ("user", "assistant")
@@ -82,7 +87,7 @@ class Transport(Protocol):
 
 
 class StallWatch:
-    """Ends a request when no event came for `limit_s`: `async with` around it, `alive()` at each.
+    """Ends a request when no text came for `limit_s`: `async with` around it, `alive()` at each.
 
     Raises RequestError from the block's end. Cheap: the deadline moves at most eight times per
     limit, so a stall is noticed between 7/8 and the whole of it.
@@ -103,7 +108,7 @@ class StallWatch:
             await self._timeout.__aexit__(*exc)
         except TimeoutError:
             raise RequestError(
-                Kind.STALLED, f"nothing came for {self._limit_s:g} s; the request was given up"
+                Kind.STALLED, f"no text came for {self._limit_s:g} s; the request was given up"
             ) from None
 
     def alive(self) -> None:

@@ -57,7 +57,7 @@ async def stream_events(
     until that returns True (the end) or the stream ends. Raises RequestError.
 
     All events that came in one read have its time: what the client needs to parse them is no
-    latency of the server.
+    latency of the server. Only text is a sign of life: keep-alives may go on for ever.
     """
     parser = SseParser()
     sample.begin(len(body))
@@ -70,9 +70,11 @@ async def stream_events(
                 now_s = time.perf_counter()
                 sample.bytes_down += len(data)
                 for event in parser.feed(data):
-                    watch.alive()
+                    num_pieces = len(sample.pieces)
                     if on_event(event, now_s):
                         await response.read()
                         return
+                    if len(sample.pieces) > num_pieces:
+                        watch.alive()
     except (aiohttp.ClientError, OSError) as error:
         raise told(error) from error

@@ -13,6 +13,8 @@ from loadtest.transports.base import Dialogue, StallWatch, Target, open_http, to
 
 LANES_AT_ONCE = 8
 LANE_NAMES_PER_CONNECTION = 32
+# A server that does not say goodbye must not hold up the report.
+CLOSE_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -77,10 +79,12 @@ class Connection:
             if lane.sample is None or lane.watch is None or lane.ended is None:
                 continue
             lane.sample.bytes_down += len(data)
-            lane.watch.alive()
+            num_pieces = len(lane.sample.pieces)
             try:
                 if responses.take(event, lane.sample, now_s) and not lane.ended.done():
                     lane.ended.set_result(None)
+                if len(lane.sample.pieces) > num_pieces:
+                    lane.watch.alive()
             except RequestError as error:
                 self._fail([lane], error)
 
@@ -138,7 +142,13 @@ class ResponsesWebSocket:
     async def _connect(self) -> Connection:
         url = self._target.url.replace("http", "ws", 1) + responses.PATH
         try:
-            socket = await self._http.ws_connect(url, compress=0, max_msg_size=0, decode_text=False)
+            socket = await self._http.ws_connect(
+                url,
+                compress=0,
+                max_msg_size=0,
+                decode_text=False,
+                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
+            )
         except aiohttp.WSServerHandshakeError as error:
             raise of_status(error.status, error.message) from error
         connection = Connection(socket)

@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,7 +27,8 @@ Event = dict[str, Any]
 class Play:
     """How the server behaves. Each answer is `pieces`, `delay_s` apart.
 
-    `ending` is "end"; "cut" (no end), "stall" (keep-alives for ever) or "error" after the pieces.
+    `ending` is "end"; "cut" (no end), "stall" (keep-alives for ever), "endless" (text for ever) or
+    "error" after the pieces.
     `status` other than 200 refuses. `usage` replaces prompt, output and cached tokens. `gate` is
     awaited before each answer. What arrived is in `bodies`, when each piece left in `sent_s`.
     """
@@ -74,6 +78,11 @@ class Play:
             while True:
                 await asyncio.sleep(0.02)
                 yield None
+                yield piece("")
+        elif self.ending == "endless":
+            while True:
+                await asyncio.sleep(0)
+                yield piece("more ")
         elif self.ending == "end":
             for event in end:
                 yield event
@@ -234,3 +243,23 @@ def playing(play: Play) -> Iterator[str]:
         thread.join(10)
         listener.close()
         assert not thread.is_alive()
+
+
+def mortal(num_answers: int) -> None:
+    """Plays as a process of its own, which says its URL and is gone, mid-stream, when one more
+    request comes than `num_answers`."""
+    play = Play(pieces=("word ",) * 20, delay_s=0.02)
+
+    async def gate() -> None:
+        if len(play.bodies) > num_answers:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    play.gate = gate
+    with playing(play) as url:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    mortal(int(sys.argv[1]))

@@ -2,6 +2,10 @@
 
 import asyncio
 import contextlib
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -128,6 +132,60 @@ def test_failures_are_counted_by_kind_and_told(play: Play, kind: str) -> None:
     assert f"2 requests failed ({kind})" in told
     assert "6 turns were not sent" in told
     assert "played" in figures_table(pool(outcome.runs))
+
+
+def test_a_target_that_accepts_and_never_answers_is_dead() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        outcome = outcome_of(campaign(target(url, stall_s=0.2)))
+    (dead,) = outcome.targets
+    assert dead.dead is not None and "timeout" in dead.dead.lower()
+    assert outcome.runs == []
+
+
+def test_a_storm_of_429_beside_good_answers_is_counted_apart() -> None:
+    """Of eight conversations each second request is refused."""
+    play = Play()
+
+    async def gate() -> None:
+        play.status = 429 if len(play.bodies) % 2 else 200
+
+    play.gate = gate
+    with playing(play) as url:
+        outcome = outcome_of(campaign(target(url), workload=read_workload("shared-prefix")))
+    (run,) = outcome.runs
+    assert run.figures["requests"] == 16
+    assert run.errors == {"http_429": 8}
+    assert run.figures["error_rate"] == 0.5
+    assert "retry after 3" in run.error_examples["http_429"]
+    assert run.figures["output_tokens"] == 8 * 3
+    assert outcome.runs[0].num_skipped == 0
+
+
+def test_a_target_that_dies_in_the_middle_is_told() -> None:
+    """It answers the warm-up and both first turns, and is killed by the next request."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.loadtest.playing", "3"], stdout=subprocess.PIPE, text=True
+    )
+    with server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        outcome = outcome_of(campaign(target(url), repeats=2))
+    assert server.returncode == -signal.SIGKILL
+    first, second = outcome.runs
+    assert sum(first.errors.values()) == 2
+    assert set(first.errors) <= {"cut", "connect"}
+    assert first.figures["requests"] + first.num_skipped == 8
+    assert second.errors == {"connect": 2}
+
+
+def test_a_prompt_count_that_cannot_be_true_is_told_and_not_summed() -> None:
+    with playing(Play(usage=(1_000_000, 3, 0))) as url:
+        outcome = outcome_of(campaign(target(url)))
+    (run,) = outcome.runs
+    assert run.findings == {"more prompt tokens claimed than the conversation has bytes": 8}
+    assert run.figures["prompt_tokens"] == 0
+    assert run.figures["output_tokens"] == 24
 
 
 def test_a_server_that_lies_about_usage_is_told_and_not_believed() -> None:

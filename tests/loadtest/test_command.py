@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from loadtest.report.files import read_json
 from tests.loadtest.playing import Play, playing
 
 ROOT = Path(__file__).parent.parent.parent
@@ -72,6 +75,44 @@ def test_the_workloads_are_listed() -> None:
     code, out, _ = run("workloads")
     assert code == 0
     assert {line.split()[0] for line in out.splitlines()} >= {"agents", "chat", "rag", "replay"}
+
+
+def wait_until_it_listens(process: "subprocess.Popen[str]") -> None:
+    """Until the process catches SIGTERM: from then on an interrupt is the tool's own affair."""
+    status = Path(f"/proc/{process.pid}/status")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        caught = next(row for row in status.read_text().split("\n") if row.startswith("SigCgt"))
+        if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
+            return
+        time.sleep(0.002)
+    pytest.fail("the tool did not start")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [0.0, *(pytest.param(random.Random(n).random(), marks=pytest.mark.slow) for n in range(20))],
+)
+def test_an_interrupt_at_any_moment_leaves_a_valid_report(moment: float, tmp_path: Path) -> None:
+    """Moments of a run of about two seconds, imports included, on two transports in turn."""
+    report, html = tmp_path / "r.json", tmp_path / "r.html"
+    transport = "responses-ws" if round(moment * 1000) % 2 else "chat-sse"
+    with playing(Play(pieces=("word ",) * 16, delay_s=0.01)) as url:
+        process = start(
+            *("run", "--url", url, "--concurrency", "2", "--repeats", "2"),
+            *("--transport", transport, "--json", str(report), "--html", str(html)),
+        )
+        wait_until_it_listens(process)
+        time.sleep(moment * 2.5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert "Traceback" not in err
+    read = read_json(report)
+    assert html.read_text().endswith("</html>\n")
+    assert process.returncode == (130 if read.interrupted else 0)
+    if not read.interrupted:
+        assert [run.figures["requests"] for run in read.runs] == [8, 8]
+    assert all(not run.errors for run in read.runs)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

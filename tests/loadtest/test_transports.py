@@ -132,8 +132,15 @@ def test_a_stream_that_just_stops_is_cut(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_a_stream_of_keep_alives_alone_is_stalled(name: str) -> None:
+def test_a_stream_of_keep_alives_and_empty_pieces_is_stalled(name: str) -> None:
     assert fails(name, Play(ending="stall"), stall_s=0.2).kind == Kind.STALLED
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_an_answer_that_never_ends_is_given_up(name: str) -> None:
+    error = fails(name, Play(ending="endless"))
+    assert error.kind == Kind.ENDLESS
+    assert "16 tokens were allowed" in str(error)
 
 
 @pytest.mark.parametrize("name", STREAMED)
