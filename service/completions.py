@@ -17,7 +17,7 @@ from service.dialects.completions_encode import (
     CompletionStream,
     encode_completion,
 )
-from service.errors import ApiError, invalid
+from service.errors import ApiError, context_exceeded, invalid
 from service.events import Event, RequestRecord
 from service.services import Services
 from service.telemetry.sinks import finish_refused
@@ -150,11 +150,10 @@ class Completions:
         max_context = self._services.card.max_context
         least = -(-len(text) // self._services.assets.vocabulary.max_token_bytes)
         if least >= max_context:
-            raise invalid(
+            raise context_exceeded(
                 path,
                 f"This model's maximum context length is {max_context} tokens; '{path}' has at "
                 f"least {least}.",
-                code="context_length_exceeded",
             )
 
 

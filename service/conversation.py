@@ -1,7 +1,11 @@
 """The canonical request: what every dialect decodes to, and the one generation path reads."""
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+# As OpenAI's; a checkpoint's own generation settings are not read.
+DEFAULT_TEMPERATURE: Final = 1.0
+DEFAULT_TOP_P: Final = 1.0
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"

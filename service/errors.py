@@ -39,6 +39,12 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, code=code, param=param)
 
 
+def context_exceeded(param: str, message: str) -> ApiError:
+    """400 for what does not fit the context. The code stands in the text too: LangChain looks for
+    it there to know that the history must be shortened."""
+    return invalid(param, f"{message} (context_length_exceeded)", "context_length_exceeded")
+
+
 def from_engine(error: EngineError) -> ApiError:
     """The answer for what the engine refused."""
     if isinstance(error, RequestRefused):

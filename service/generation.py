@@ -26,8 +26,13 @@ from engine.types import (
     unpack_tokens,
 )
 from service.access.limiter import TenantLimiter
-from service.conversation import GenerationOptions, GenerationRequest
-from service.errors import ApiError, from_engine
+from service.conversation import (
+    DEFAULT_TEMPERATURE,
+    DEFAULT_TOP_P,
+    GenerationOptions,
+    GenerationRequest,
+)
+from service.errors import ApiError, context_exceeded, from_engine
 from service.events import (
     Admitted,
     Completed,
@@ -45,7 +50,6 @@ from service.tools.reader import AnswerReader, AnswerReaders
 TokenIds = NDArray[np.int32] | list[int]
 
 SEED_BITS = 63
-DEFAULT_TEMPERATURE = 1.0  # as OpenAI's; a checkpoint's own generation settings are not read
 ABORT_GRACE_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -205,7 +209,7 @@ class Generator:
             max_tokens=max_tokens,
             temperature=DEFAULT_TEMPERATURE if temperature is None else temperature,
             top_k=options.top_k or 0,
-            top_p=1.0 if options.top_p is None else options.top_p,
+            top_p=DEFAULT_TOP_P if options.top_p is None else options.top_p,
             min_p=options.min_p or 0.0,
             seed=secrets.randbits(SEED_BITS) if options.seed is None else options.seed,
             stop=tuple(stop.encode() for stop in options.stop),
@@ -228,13 +232,11 @@ class Generator:
         asked = options.max_tokens
         needed = 1 if asked is None or options.fit_max_tokens else asked
         if num_prompt_tokens + needed > limit:
-            raise ApiError(
-                400,
+            raise context_exceeded(
+                "messages" if num_prompt_tokens >= limit else "max_tokens",
                 f"This model's maximum context length is {limit} tokens. However, you requested "
                 f"{num_prompt_tokens + needed} tokens ({num_prompt_tokens} in the prompt, "
                 f"{needed} for the completion).",
-                code="context_length_exceeded",
-                param="messages" if num_prompt_tokens >= limit else "max_tokens",
             )
         if asked is not None and not options.fit_max_tokens:
             return asked

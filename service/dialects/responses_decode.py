@@ -22,6 +22,7 @@ from service.dialects.fields import (
     Echoed,
     MinP,
     Name,
+    Penalty,
     Priority,
     Seed,
     Stops,
@@ -69,10 +70,13 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: TokenCount | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=0, le=INT64)] | None = None
     structured_outputs: dict[str, Any] | None = None
     text: TextOptions | None = None
     metadata: Metadata | None = None
@@ -82,6 +86,7 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: Echoed | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     user: Echoed | None = None
+    safety_identifier: Echoed | None = None
     client_metadata: dict[str, Any] | None = None
     traceparent: str | None = None
     tracestate: str | None = None
@@ -267,6 +272,8 @@ def _options(body: ResponseCreate, card: ModelCard) -> GenerationOptions:
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos is True,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
         priority=body.priority or 0,
         timeout_s=body.timeout,
         salt=body.cache_salt or "",

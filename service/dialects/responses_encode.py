@@ -7,10 +7,11 @@ sequence numbers, so every event is numbered once, however it travels.
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from service.conversation import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
 from service.dialects.responses_decode import ResponseCreate, Steer
 from service.dialects.responses_output import (
     MESSAGE,
@@ -37,6 +38,9 @@ from service.responses_log import Cancelled, Entry, Progress
 from service.responses_store import ResponseStatus, final_status
 
 Fields: TypeAlias = dict[str, Any]
+
+_TOOL: Final[Fields] = {"description": None, "parameters": None, "strict": None}
+"""What a tool that is shown always has, also where its client left it out."""
 
 _json = msgspec.json.Encoder().encode
 
@@ -185,7 +189,7 @@ class ResponseEncoder:
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         state = {
             "status": status,
-            "completed_at": self._clock() if status == "completed" else None,
+            "completed_at": int(self._clock()) if status == "completed" else None,
             "error": error,
             "incomplete_details": incomplete,
             "output": self._output,
@@ -259,29 +263,44 @@ def _usage(usage: Usage) -> Fields:
     }
 
 
+def _format(body: ResponseCreate) -> Fields:
+    """The format of the text, with all that its kind always shows."""
+    given = body.text.format if body.text else None
+    if given is None:
+        return {"type": "text"}
+    shown: Fields = msgspec.to_builtins(given)
+    if given.type != "json_schema":
+        return shown
+    return {"description": None, "strict": True, **shown}
+
+
 def _echoed(response_id: str, body: ResponseCreate, created_at: float) -> Fields:
     """The fields of the response object that never change."""
     return {
         "id": response_id,
         "object": "response",
-        "created_at": created_at,
+        "created_at": int(created_at),
         "model": body.model,
         "background": body.background is True,
+        "frequency_penalty": body.frequency_penalty or 0.0,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": body.presence_penalty or 0.0,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,
-        "temperature": body.temperature,
-        "text": {"format": (body.text and body.text.format) or {"type": "text"}},
+        "temperature": DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+        "text": {"format": _format(body)},
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
+        "tools": [_TOOL | tool for tool in body.tools or ()],
         "top_logprobs": 0,
-        "top_p": body.top_p,
+        "top_p": DEFAULT_TOP_P if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "user": body.user,
     }

@@ -20,6 +20,7 @@ from service.dialects.fields import (
     INT64,
     CacheSalt,
     MinP,
+    Penalty,
     Priority,
     Seed,
     Stops,
@@ -35,7 +36,6 @@ from service.model_card import ModelCard
 MAX_N: Final = 16
 
 NumLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
-Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 

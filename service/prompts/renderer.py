@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.text import TextAssets
 from service.conversation import Conversation, JSONValue
-from service.errors import ApiError, invalid
+from service.errors import ApiError, context_exceeded, invalid
 from service.prompts.messages import template_messages
 from service.prompts.replay import TokenReplay
 from service.prompts.template import ChatTemplate, OutputTooLong
@@ -139,11 +139,10 @@ class PromptRenderer:
         return str(self._assets.tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def _too_long(self, num_tokens: str) -> ApiError:
-        return invalid(
+        return context_exceeded(
             "messages",
             f"This model's maximum context length is {self._max_context} tokens, at least one of "
             f"them for the answer; the messages resulted in {num_tokens} tokens.",
-            code="context_length_exceeded",
         )
 
 

@@ -1,0 +1,1 @@
+"""Whole clients against a live server: agents, chains and conformance, not single calls."""
