@@ -2,7 +2,9 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic_ns
 
 import msgspec
 
@@ -13,6 +15,7 @@ from engine.execution.kv_memory import count_pages
 from engine.execution.runner import ModelRunner
 from engine.models import LoadedModel, load_model
 from engine.scheduling.core import EngineCore
+from engine.scheduling.itl_controller import ItlController
 from engine.scheduling.output import OutputRules
 from engine.scheduling.scheduler import Scheduler
 from engine.text import load_text
@@ -63,6 +66,7 @@ def assemble_core(
     rules: OutputRules,
     selection: Selection,
     grammars: GrammarCompiler | None = None,
+    clock_ns: Callable[[], int] = monotonic_ns,
 ) -> EngineCore:
     """A core from its loaded parts; closing it closes the backend. Raises as `build_core`."""
     spec, backend = model.spec, selection.backend
@@ -90,12 +94,19 @@ def assemble_core(
         threads=config.threads,
     )
     cache = PrefixCache(num_pages, config.page_size)
+    controller = ItlController(
+        token_budget=config.token_budget,
+        fixed_chunk=config.decode_token_budget,
+        page_size=config.page_size,
+        itl_target_ms=config.itl_target_ms,
+    )
     scheduler = Scheduler(
         cache,
+        controller,
         page_size=config.page_size,
-        token_budget=config.token_budget,
-        decode_token_budget=config.decode_token_budget,
         max_running=config.max_running,
+        ttft_target_ms=config.ttft_target_ms,
+        clock_ns=clock_ns,
     )
     return EngineCore(
         info,
@@ -106,14 +117,24 @@ def assemble_core(
         rules,
         max_live=config.max_running + config.max_waiting,
         grammars=grammars,
+        clock_ns=clock_ns,
     )
 
 
 def _check_config(config: EngineConfig) -> None:
-    for name in ("token_budget", "decode_token_budget", "max_running", "page_size"):
+    for name in ("token_budget", "max_running", "page_size"):
         if getattr(config, name) < 1:
             raise EngineError(f"{name} is {getattr(config, name)}, it must be at least 1")
-    for name in ("kv_memory_bytes", "max_context", "threads", "max_waiting"):
+    for name in (
+        "kv_memory_bytes",
+        "max_context",
+        "threads",
+        "max_waiting",
+        "max_waiting_tokens",
+        "decode_token_budget",
+        "itl_target_ms",
+        "ttft_target_ms",
+    ):
         if getattr(config, name) < 0:
             raise EngineError(f"{name} is {getattr(config, name)}, it must not be negative")
 

@@ -42,9 +42,9 @@ class StepMeter:
         self.chunk_tokens = Tally(TOKEN_BOUNDS)
         self._last_end_ns = 0
 
-    def note(self, chunks: Sequence[ScheduledChunk], start_ns: int, end_ns: int) -> None:
-        """A step computed the chunks. It began when the one before it ended, unless the loop had
-        nothing to do in between."""
+    def note(self, chunks: Sequence[ScheduledChunk], start_ns: int, end_ns: int) -> int:
+        """A step computed the chunks; how long it took. It began when the one before it ended,
+        unless the loop had nothing to do in between."""
         num_tokens = 0
         for chunk in chunks:
             count = chunk.end - chunk.start
@@ -52,8 +52,10 @@ class StepMeter:
             if chunk.start < chunk.request.prefill_end:
                 self.chunk_tokens.add(count)
         self.step_tokens.add(num_tokens)
-        self.step_ns.add(end_ns - (self._last_end_ns or start_ns))
+        took_ns = end_ns - (self._last_end_ns or start_ns)
+        self.step_ns.add(took_ns)
         self._last_end_ns = end_ns
+        return took_ns
 
     def rest(self) -> None:
         """Nothing is left to do: the time until the next step begins is nobody's."""

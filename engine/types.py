@@ -82,8 +82,9 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     """What the edge asks of the engine. `id` is unique among running requests.
 
     `tenant` comes from the credential and `salt` from the body: both narrow the cache namespace.
-    A lower `priority` is served earlier. `deadline_ns` 0 is none. `credits` is how many tokens may
-    be sent before the reader returns some: a sequence without credit pauses, alone.
+    A lower `priority` is served earlier. Tenants of one priority share the engine in proportion to
+    `weight`, which comes from the credential too. `deadline_ns` 0 is none. `credits` is how many
+    tokens may be sent before the reader returns some: a sequence without credit pauses, alone.
     `shown_token_ids` are special tokens whose literal text is released, as others' is not.
     `grammar` is what the output must match, as llguidance serialises grammars; "" for anything.
     """
@@ -98,6 +99,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     credits: int = 256
     shown_token_ids: tuple[int, ...] = ()
     grammar: str = ""
+    weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -180,7 +182,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine process is set up. Zero means: choose from the machine and the model.
 
     `model` is a GGUF file or a Hugging Face folder. `token_budget` bounds new tokens per step;
-    `decode_token_budget` is the smaller bound while other sequences decode.
+    `decode_token_budget`, unless 0, does while other sequences decode, instead of any time.
+    `itl_target_ms` is the time between tokens that is kept, `ttft_target_ms` that to the first
+    token, which is promised by refusing what could not keep it; 0 for none. `max_waiting` requests
+    with `max_waiting_tokens` prompt tokens may wait, more are refused.
     """
 
     model: str
@@ -191,9 +196,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "auto"
     page_size: int = 16
     token_budget: int = 512
-    decode_token_budget: int = 64
+    decode_token_budget: int = 0
+    itl_target_ms: float = 0.0
+    ttft_target_ms: float = 0.0
     max_running: int = 64
     max_waiting: int = 1024
+    max_waiting_tokens: int = 1 << 20
     log_level: str = "info"
 
 

@@ -198,6 +198,10 @@ class PrefixCache:
         self._tables.add(child)
         return child
 
+    def count_exclusive(self, table: PageTable) -> int:
+        """How many pages nobody would reference any more if this table were released."""
+        return int(np.count_nonzero(self._pool.refs[table.pages] == 1))
+
     def flush(self) -> int:
         """Drop all cached pages; how many."""
         num_pages = self._evictor.evict(self._pool.num_cached)

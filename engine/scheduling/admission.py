@@ -1,35 +1,101 @@
 """Which waiting requests take pages and join the next step."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.scheduling.itl_controller import Room
+from engine.scheduling.preemption import Preemption
+from engine.scheduling.prefill_lanes import share
+from engine.scheduling.ranking import Ranking
 from engine.scheduling.request import Request
+from engine.scheduling.waiting_queue import WaitingQueue
 from prefix_cache.cache import PrefixCache
 from prefix_cache.in_flight import InFlight
+
+MOST_PER_STEP = 16
+"""Requests admitted in one step; a crowd of warm ones takes several, each of them short."""
 
 
 @dataclass(slots=True)
 class Admission:
     """Matches waiting requests and decides whether their known need fits beside what runs.
 
+    Who would get a part of the step's room is admitted, in that order. One that finds no pages is
+    passed by smaller ones, until these took as many tokens as the pool holds: then nobody passes.
     A request that waits holds no references: it is matched here, and `withdraw` undoes it when
     its first chunk finds no place after all.
     """
 
     cache: PrefixCache
     in_flight: InFlight[Request]
+    preemption: Preemption
+    ranking: Ranking
     page_size: int
+    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+
+    def admit(
+        self,
+        running: Sequence[Request],
+        room: Room,
+        has_place: Callable[[int], bool],
+        make_room: Callable[[], bool],
+    ) -> list[Request]:
+        """Those that join the running ones: they hold references but still stand in `waiting`.
+
+        `has_place` says whether one more may run beside so many that were admitted; `make_room`
+        takes pages from somebody who has no use for them now, or returns False.
+        """
+        admitted: list[Request] = []
+        passed: list[Request] = []
+        candidates = self.waiting.look(self.ranking.served, self._may_start)
+        while candidates and len(admitted) < MOST_PER_STEP:
+            request = self._next(running, admitted, candidates, room)
+            if request is None or not has_place(len(admitted)):
+                break
+            candidates.remove(request)
+            if self.follows(request):
+                continue
+            self.take(request)
+            while not (fits := self.fits(request, [*running, *admitted])) and make_room():
+                pass
+            if fits:
+                admitted.append(request)
+                for other in passed:
+                    other.num_passed_tokens += request.num_tokens
+                continue
+            self.withdraw(request)
+            passed.append(request)
+            if request.num_passed_tokens >= self.cache.stats().total * self.page_size:
+                break
+        return admitted
+
+    def _next(
+        self,
+        running: Sequence[Request],
+        admitted: Sequence[Request],
+        candidates: Sequence[Request],
+        room: Room,
+    ) -> Request | None:
+        """The first candidate that the step has room for, beside all that prefill already."""
+        prefills = [r for r in running if not r.paused and r.num_uncomputed_tokens > 1]
+        taken = [*prefills, *admitted]
+        claims = self.ranking.claims([*taken, *candidates])
+        shares = share(claims, room.copy(), by_size=self.ranking.by_size)[len(taken) :]
+        served = [r for r, tokens in zip(candidates, shares, strict=True) if tokens]
+        return min(served, key=self.ranking.age, default=None)
+
+    def _may_start(self, request: Request) -> bool:
+        return not request.paused and not self.follows(request)
 
     def follows(self, request: Request) -> bool:
         """Whether the next page of the request is being computed by a running one, which it
-        need not compute itself.
+        need not compute itself; that one is served as if it were as urgent then.
 
         While that one goes on towards the last page they share nothing is compared again, so a
         crowd of followers costs a step next to nothing.
         """
-        if request.is_scoring:
-            return False
         leader = request.leader
         if (
             leader is None
@@ -37,9 +103,14 @@ class Admission:
             or leader.num_computed_tokens >= request.leads_until
         ):
             matched = self.cache.peek(request.namespace, request.token_ids)
+            request.num_matched_tokens = matched
+            if request.is_scoring:
+                return False
             leader = self.in_flight.leader(request.namespace, request.token_ids, matched)
             request.leader = leader
             request.leads_until = self._shared_whole_pages(request, leader) if leader else 0
+        if leader is not None:
+            leader.lent_priority = min(leader.lent_priority, request.priority)
         return leader is not None
 
     def take(self, request: Request, limit: int | None = None) -> None:
@@ -50,6 +121,7 @@ class Admission:
             limit = request.num_scored if limit is None else min(limit, request.num_scored)
         match = self.cache.match(request.namespace, request.token_ids, limit)
         request.table = match.table
+        request.num_matched_tokens = match.num_cached_tokens
         request.num_computed_tokens = min(match.num_cached_tokens, request.num_tokens - 1)
         request.prefill_end = request.num_tokens
         self.in_flight.register(request, request.namespace, request.token_ids, match.table)
@@ -70,7 +142,7 @@ class Admission:
         request.table = None
         request.num_computed_tokens = 0
 
-    def fits(self, request: Request, running: list[Request]) -> bool:
+    def fits(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether all known tokens of a taken request fit into free and evictable pages, after
         the known needs of those that run, and with a page to grow for each of them.
 
@@ -80,15 +152,11 @@ class Admission:
         if not running:
             return True
         assert request.table is not None
+        missing = self.preemption.missing_pages
         counts = self.cache.stats()
-        need = sum(map(self._missing_pages, running)) + len(running)
+        need = sum(map(missing, running)) + len(running)
         copied = request.table.num_tokens % self.page_size > 0
-        need += self._missing_pages(request) + copied
-        return need <= counts.free + counts.cached
-
-    def _missing_pages(self, request: Request) -> int:
-        assert request.table is not None
-        return max(0, -(-request.num_tokens // self.page_size) - len(request.table.pages))
+        return need + missing(request) + copied <= counts.free + counts.cached
 
     def _shared_whole_pages(self, one: Request, other: Request) -> int:
         """Tokens from the start that two requests have in common, in whole pages."""

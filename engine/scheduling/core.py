@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any
@@ -72,9 +72,11 @@ class EngineCore:
         *,
         max_live: int,
         grammars: GrammarCompiler | None = None,
+        clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         """`max_live` bounds the requests that wait or run; more are refused. Without `grammars`,
-        requests that have one are refused."""
+        requests that have one are refused. `clock_ns` gives all times."""
+        self._clock_ns = clock_ns
         self._grammars = grammars
         self._info = info
         self._kv_dtype = kv_dtype
@@ -114,7 +116,7 @@ class EngineCore:
                     num_prompt_tokens,
                     num_cached_tokens=0,
                     num_output_tokens=0,
-                    time_ns=monotonic_ns(),
+                    time_ns=self._clock_ns(),
                     message=f"{refusal.field}: {refusal}",
                 )
             )
@@ -125,7 +127,7 @@ class EngineCore:
             prompt,
             self._namespace(request),
             arrival=self._totals.requests,
-            now_ns=monotonic_ns(),
+            now_ns=self._clock_ns(),
             max_context=self._info.max_context,
             logit_rules=self._logit_rules(request, prompt),
         )
@@ -149,7 +151,7 @@ class EngineCore:
         return self._scheduler.wake_ns
 
     def step(self) -> Sequence[EngineEvent]:
-        now_ns = monotonic_ns()
+        now_ns = self._clock_ns()
         events: list[EngineEvent] = [*self._refused]
         self._refused.clear()
         aborted = list(self._aborted.values())
@@ -167,8 +169,7 @@ class EngineCore:
         if plan.hopeless:
             events += self._fail(plan.hopeless, "the page pool has no room for the request")
         if plan.chunks:
-            events += self._run(plan.chunks)
-            self._meter.note(plan.chunks, now_ns, monotonic_ns())
+            events += self._run(plan.chunks, now_ns)
         if not self.has_work:
             self._meter.rest()
         return events
@@ -232,10 +233,10 @@ class EngineCore:
         self._totals.queried_tokens += request.num_prompt_tokens
         self._totals.cached_tokens += request.num_cached_tokens
         return Started(
-            request.id, request.num_prompt_tokens, request.num_cached_tokens, monotonic_ns()
+            request.id, request.num_prompt_tokens, request.num_cached_tokens, self._clock_ns()
         )
 
-    def _run(self, chunks: Sequence[ScheduledChunk]) -> list[EngineEvent]:
+    def _run(self, chunks: Sequence[ScheduledChunk], begun_ns: int) -> list[EngineEvent]:
         """Compute the chunks and turn what comes out into events."""
         sampled = [chunk for chunk in chunks if chunk.wants_logits]
         rows = [chunk.request.sampling for chunk in sampled]
@@ -248,14 +249,16 @@ class EngineCore:
                 copies,
                 0 if scores or masked else required_top(rows, self._info.vocab_size),
             )
-            told, logits = _score(chunks, logits) if scores else ({}, logits)
+            told, logits = _score(chunks, logits, self._clock_ns()) if scores else ({}, logits)
             rules = [chunk.request.logit_rules for chunk in sampled]
             tokens = sample(logits, rows, [chunk.end for chunk in sampled], rules)
         except Exception as fault:
             _log.exception("a step failed")
+            self._meter.rest()
             return self._fail([c.request for c in chunks], f"the step failed: {fault}")
         self._totals.steps += 1
-        now_ns = monotonic_ns()
+        now_ns = self._clock_ns()
+        self._scheduler.learn(chunks, self._meter.note(chunks, begun_ns, now_ns) / 1e6)
         events: list[EngineEvent] = []
         chosen = iter(tokens)
         for chunk in chunks:
@@ -296,7 +299,7 @@ class EngineCore:
             yield self._end(request, FinishReason.LENGTH, now_ns)
 
     def _fail(self, requests: Sequence[Request], message: str) -> list[EngineEvent]:
-        now_ns = monotonic_ns()
+        now_ns = self._clock_ns()
         return [self._end(r, FinishReason.ERROR, now_ns, message=message) for r in requests]
 
     def _end(
@@ -342,7 +345,7 @@ def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
 
 
 def _score(
-    chunks: Sequence[ScheduledChunk], logits: StepLogits
+    chunks: Sequence[ScheduledChunk], logits: StepLogits, now_ns: int
 ) -> tuple[dict[str, PromptLogprobs | None], StepLogits]:
     """What the scored positions say, by request (None where it is not finite), and the rows that
     are left to sample from."""
@@ -363,7 +366,7 @@ def _score(
                 row += 1
             good = not any(math.isnan(each.logprob) for each in scores)
             first = chunk.scored.start + 1
-            event = PromptLogprobs(request.id, first, tuple(scores), monotonic_ns())
+            event = PromptLogprobs(request.id, first, tuple(scores), now_ns)
             told[request.id] = event if good else None
         if chunk.wants_logits:
             left.append(row)

@@ -1,6 +1,7 @@
 """The life of one request inside the engine."""
 
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,10 @@ from engine.text import StopMatcher
 from engine.types import EngineRequest, Phase, SamplingParams
 from prefix_cache.cache import PageTable
 from prefix_cache.key import Namespace
+
+MAX_PREEMPTIONS: Final = 3
+"""After so many a request is *settled*: it comes back when there is room for all it may ever
+need, keeps that reserved, and runs to its end."""
 
 
 class RequestStatus(IntEnum):
@@ -41,6 +46,10 @@ class Request:
     `table` is None unless the request runs (or is being admitted in the current plan).
     `leader`, while this one waits, computes tokens of its prompt too, up to `leads_until`.
     `max_new_tokens` is `max_tokens` cut to what the context leaves room for.
+    `lent_priority` is that of its most urgent follower. `num_matched_tokens`, while it waits, is
+    how much of it was cached when it was last looked up; `num_passed_tokens` is what those needed
+    who were admitted before it while it found no room. `was_started` once it has run.
+    `num_preemptions` counts the times it gave way though its reader kept up.
     `num_scored`: the logits of the prompt's positions below it, which score the tokens after them,
     are told or were not asked for.
     """
@@ -51,16 +60,20 @@ class Request:
         "_stop_matcher",
         "_token_ids",
         "arrival",
+        "arrival_ns",
         "credits",
         "deadline_ns",
         "id",
         "leader",
         "leads_until",
+        "lent_priority",
         "logit_rules",
         "max_new_tokens",
         "namespace",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_matched_tokens",
+        "num_passed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_scored",
@@ -71,6 +84,9 @@ class Request:
         "shown_token_ids",
         "status",
         "table",
+        "tenant",
+        "was_started",
+        "weight",
     )
 
     def __init__(
@@ -88,8 +104,12 @@ class Request:
         self.sampling: SamplingParams = request.sampling
         self.shown_token_ids = frozenset(request.shown_token_ids)
         self.namespace = namespace
+        self.tenant = request.tenant
+        self.weight = request.weight
         self.priority = request.priority
+        self.lent_priority = request.priority
         self.arrival = arrival
+        self.arrival_ns = now_ns
         self.deadline_ns = request.deadline_ns
         self.credits = request.credits
         self.max_new_tokens = min(self.sampling.max_tokens, max_context - prompt.size)
@@ -99,7 +119,10 @@ class Request:
         self.num_cached_tokens = 0
         self.num_scored = prompt.size - 1 if self.sampling.prompt_logprobs is None else 0
         self.logit_rules = logit_rules
+        self.num_matched_tokens = 0
+        self.num_passed_tokens = 0
         self.num_preemptions = 0
+        self.was_started = False
         self.prefill_end = prompt.size
         self.status = RequestStatus.WAITING
         self.table: PageTable | None = None
@@ -119,9 +142,19 @@ class Request:
         return self._stop_matcher
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who is served first: the lower priority number, then the earlier arrival."""
-        return self.priority, self.arrival
+    def urgency(self) -> int:
+        """The priority it is served with: its own, or that of one who waits for it."""
+        return min(self.priority, self.lent_priority)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it gave way so often that it will not again."""
+        return self.num_preemptions >= MAX_PREEMPTIONS
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """Who takes pages first in a step."""
+        return self.urgency, not self.is_settled, self.arrival
 
     @property
     def token_ids(self) -> NDArray[np.int32]:

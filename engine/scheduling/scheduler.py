@@ -1,48 +1,60 @@
 """One rule: in every step, the computed tokens of each request catch up with its known ones."""
 
 from bisect import insort
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from engine.scheduling.admission import Admission
+from engine.scheduling.fairness import OUTPUT_WEIGHT
+from engine.scheduling.itl_controller import ItlController
+from engine.scheduling.preemption import Preemption
+from engine.scheduling.prefill_lanes import share
+from engine.scheduling.ranking import Ranking
 from engine.scheduling.request import Request, RequestStatus
-from engine.scheduling.step_plan import ScheduledChunk, StepPlan, fair_shares
+from engine.scheduling.step_plan import ScheduledChunk, StepPlan
+from engine.scheduling.waiting_queue import WaitingQueue
 from prefix_cache.cache import PageCopy, PrefixCache
 from prefix_cache.in_flight import InFlight
-
-MAX_SCORED_ROWS = 64
-"""Prompt positions scored per step: each needs a whole row of logits."""
 
 
 class Scheduler:
     """Owns the requests and their pages; touched only by the engine's thread.
 
-    A step takes requests with one uncomputed token first (they decode), then chunks of several
-    others side by side. Requests are served in `Request.order`. When pages run out, the last one
-    in that order that is not yet in the plan gives up its pages, those without credit before all
-    others: its computed tokens stay cached, it waits in its old place, and goes on from whatever
-    is still cached then. The first in order can take pages from everyone else, so it always moves.
+    A step takes requests with one uncomputed token first (they decode), then chunks of prompts
+    side by side, in the room that `ItlController` leaves and the shares of `prefill_lanes`.
+    `Admission` says who joins, `Preemption` who gives up pages when they run out: its computed
+    tokens stay cached, it waits in its old place, and goes on from whatever is still cached then.
     """
 
     def __init__(
         self,
         cache: PrefixCache,
+        controller: ItlController,
         *,
         page_size: int,
-        token_budget: int,
-        decode_token_budget: int,
         max_running: int,
+        ttft_target_ms: float,
+        clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._cache = cache
+        self._controller = controller
         self._in_flight: InFlight[Request] = InFlight(page_size)
-        self._admission = Admission(cache, self._in_flight, page_size)
+        self._preemption = Preemption(cache, page_size)
+        self._ranking = Ranking(controller.model, ttft_target_ms)
+        self._admission = Admission(
+            cache, self._in_flight, self._preemption, self._ranking, page_size
+        )
         self._page_size = page_size
-        self._token_budget = token_budget
-        self._decode_token_budget = decode_token_budget
         self._max_running = max_running
+        self._clock_ns = clock_ns
         self._deadlines: list[Request] = []
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """Those that hold no pages."""
+        return self._admission.waiting
 
     @property
     def has_work(self) -> bool:
@@ -56,7 +68,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put a new request into the waiting queue."""
-        insort(self.waiting, request, key=_order)
+        self.waiting.add(request)
+        self._ranking.fairness.join(request.tenant)
         if request.deadline_ns:
             insort(self._deadlines, request, key=_deadline)
 
@@ -73,17 +86,24 @@ class Scheduler:
         """
         decodes = [r for r in self.running if not r.paused and r.num_uncomputed_tokens == 1]
         prefills = [r for r in self.running if not r.paused and r.num_uncomputed_tokens > 1]
-        budget = self._prefill_budget(len(decodes))
-        fresh = self._admit(budget - sum(map(self._least_share, prefills)), now_ns)
-        prefills += fresh
-        shares = fair_shares(_wants(prefills), budget)
+        room = self._controller.room(decodes)
+        self._ranking.watch([*self.waiting.heads(), *prefills], now_ns)
+        prefills += self._admission.admit(
+            self.running,
+            room,
+            lambda num: self._has_place(num, now_ns),
+            lambda: self._preempt_paused(now_ns),
+        )
+        prefills = [r for r in prefills if r.table is not None]
+        shares = share(self._ranking.claims(prefills), room, by_size=self._ranking.by_size)
         wanted = [(r, 1) for r in decodes] + list(zip(prefills, shares, strict=True))
         if prefills:
             wanted.sort(key=lambda entry: entry[0].order)
         plan = StepPlan()
+        num_before = self.num_preemptions
         for request, num_tokens in wanted:
             self._schedule(request, num_tokens, plan, now_ns)
-        if wanted and not plan.chunks:
+        if wanted and not plan.chunks and self.num_preemptions == num_before:
             self._unblock(wanted[0][0], plan, now_ns)
         return plan
 
@@ -95,70 +115,47 @@ class Scheduler:
         if chunk.scored:
             request.num_scored = chunk.scored.stop
         self._cache.publish(request.table, request.token_ids, chunk.end)
+        length = chunk.end - chunk.start
+        served = float(length)
         if chunk.start < request.prefill_end:
-            request.stamp(
-                "prefill",
-                now_ns,
-                num_tokens=chunk.end - chunk.start,
-                start_position=chunk.start,
-            )
+            request.stamp("prefill", now_ns, num_tokens=length, start_position=chunk.start)
             if chunk.end == request.prefill_end:
                 self._in_flight.unregister(request)
+        else:
+            served *= OUTPUT_WEIGHT
+        self._ranking.fairness.charge(request.tenant, served, request.weight)
+
+    def learn(self, chunks: Sequence[ScheduledChunk], took_ms: float) -> None:
+        """The step of these chunks, not completed yet, took so long after the last one."""
+        self._controller.learn(chunks, took_ms)
 
     def finish(self, request: Request, *, keep_tail: bool) -> None:
         """Take the request out and release its pages. With `keep_tail` its last, partly filled
         page stays cached too; else only what `complete` has published."""
         running = request.status is RequestStatus.RUNNING
         (self.running if running else self.waiting).remove(request)
+        self._ranking.fairness.leave(request.tenant)
         if request.deadline_ns:
             self._deadlines.remove(request)
         if request.table is not None:
             self._let_go(request, keep_tail=keep_tail)
         request.move_to(RequestStatus.FINISHED)
 
-    def _prefill_budget(self, num_decodes: int) -> int:
-        """Prefills always move by at least a page, however many others decode."""
-        budget = self._token_budget
-        if num_decodes:
-            budget = min(budget, self._decode_token_budget) - num_decodes
-        return max(budget, self._page_size)
-
-    def _least_share(self, request: Request) -> int:
-        """Of a step's tokens: a page, or what remains. Thinner chunks of more requests would
-        only delay all of them."""
-        return min(request.num_uncomputed_tokens, self._page_size)
-
-    def _admit(self, num_tokens: int, now_ns: int) -> list[Request]:
-        """Match waiting requests in order, until one finds no place or `num_tokens` are used up;
-        followers are passed over. Those returned hold references but still stand in `waiting`.
-        """
-        admitted: list[Request] = []
-        if num_tokens <= 0 or not self.waiting:
-            return admitted
-        for request in tuple(self.waiting):
-            if num_tokens <= 0:
-                break
-            if request.paused or self._admission.follows(request):
-                continue
-            full = len(self.running) + len(admitted) >= self._max_running
-            if full and not self._preempt_paused(now_ns):
-                break
-            self._admission.take(request)
-            while not self._admission.fits(request, self.running + admitted):
-                if not self._preempt_paused(now_ns):
-                    self._admission.withdraw(request)
-                    return admitted
-            admitted.append(request)
-            num_tokens -= self._least_share(request)
-        return admitted
+    def _has_place(self, num_admitted: int, now_ns: int) -> bool:
+        """Whether one more may run: by count, and by what its stream will cost the others."""
+        while len(self.running) + num_admitted >= self._max_running:
+            if not self._preempt_paused(now_ns):
+                return False
+        moving = [request for request in self.running if not request.paused]
+        return self._controller.has_stream_room(len(moving) + num_admitted, moving)
 
     def _schedule(self, request: Request, num_tokens: int, plan: StepPlan, now_ns: int) -> None:
         """Make the slots of a chunk writable and put it into the plan, if there is room."""
         if request.table is None:
             return  # preempted for an earlier one of this plan
         fresh = request.status is not RequestStatus.RUNNING
-        copies = self._extend(request, num_tokens, now_ns) if num_tokens else None
-        if copies is None:
+        copies = self._extend(request, num_tokens, plan, now_ns) if num_tokens else None
+        if copies is None or request.table is None:
             if fresh:
                 self._admission.withdraw(request)
             return
@@ -167,9 +164,7 @@ class Scheduler:
         wants_logits = request.samples and end == request.num_tokens
         scored = range(max(start, request.num_scored), min(end, request.num_prompt_tokens - 1))
         if fresh:
-            self._start(request, now_ns)
-            if not request.num_preemptions:
-                plan.started.append(request)
+            self._start(request, plan, now_ns)
         plan.chunks.append(
             ScheduledChunk(
                 request, start, end, request.table.num_tokens, copies, wants_logits, scored
@@ -181,63 +176,80 @@ class Scheduler:
         it holds a shared page that it cannot copy: it goes back, to be matched without that page.
         If it could not even begin with nothing else running, it never will."""
         if request.status is RequestStatus.RUNNING:
-            self._preempt(request, now_ns)
+            self._put_back(request, now_ns)
         elif not self.running:
             plan.hopeless.append(request)
 
     def _extend(
-        self, request: Request, num_tokens: int, now_ns: int
+        self, request: Request, num_tokens: int, plan: StepPlan, now_ns: int
     ) -> tuple[PageCopy, ...] | None:
         """Writable slots for the next `num_tokens`, or None. A running request takes pages from
-        later ones; one that is only being admitted takes from nobody."""
+        others, or gives up its own; one that is only being admitted takes from nobody."""
         assert request.table is not None
         end = request.num_computed_tokens + num_tokens
-        copies = self._cache.extend(request.table, end)
+        copies = self._extend_beside_reserved(request, end)
         if request.status is RequestStatus.RUNNING:
-            while copies is None and (victim := self._victim(request)) is not None:
-                self._preempt(victim, now_ns)
-                copies = self._cache.extend(request.table, end)
+            while copies is None:
+                victim = self._preemption.victim(request, self.running)
+                if victim is None:
+                    return None
+                self._preempt(victim, plan, now_ns)
+                if victim is request:
+                    return None
+                copies = self._extend_beside_reserved(request, end)
         elif copies is None and not self.running:
             self._admission.retake_whole_pages(request)
             end = min(request.num_computed_tokens + num_tokens, request.num_tokens)
             copies = self._cache.extend(request.table, end)
         return copies
 
-    def _start(self, request: Request, now_ns: int) -> None:
+    def _extend_beside_reserved(self, request: Request, end: int) -> tuple[PageCopy, ...] | None:
+        assert request.table is not None
+        if end > request.table.num_writable:
+            counts = self._cache.stats()
+            more = -(-end // self._page_size) - len(request.table.pages)
+            reserved = self._preemption.reserved_pages(request, self.running)
+            if reserved and more + reserved > counts.free + counts.cached:
+                return None
+        return self._cache.extend(request.table, end)
+
+    def _start(self, request: Request, plan: StepPlan, now_ns: int) -> None:
         """The first chunk is planned: the request runs."""
         self.waiting.remove(request)
-        if not request.num_preemptions:
+        if not request.was_started:
+            request.was_started = True
             request.num_cached_tokens = request.num_computed_tokens
+            plan.started.append(request)
+        request.num_passed_tokens = 0
         request.stamp("queue", now_ns)
-        request.stamp("prefix_match", monotonic_ns(), num_tokens=request.num_computed_tokens)
+        request.stamp("prefix_match", self._clock_ns(), num_tokens=request.num_computed_tokens)
         request.move_to(RequestStatus.RUNNING)
-        insort(self.running, request, key=_order)
-
-    def _victim(self, request: Request) -> Request | None:
-        """Who gives up pages for `request`: one without credit, else the last one behind it."""
-        for other in reversed(self.running):
-            if other.paused and other is not request:
-                return other
-        last = self.running[-1]
-        return last if last.order > request.order else None
+        self.running.append(request)
 
     def _preempt_paused(self, now_ns: int) -> bool:
+        """Put back the last one that has no credit; False if there is none."""
         for request in reversed(self.running):
             if request.paused:
-                self._preempt(request, now_ns)
+                self._put_back(request, now_ns)
                 return True
         return False
 
-    def _preempt(self, request: Request, now_ns: int) -> None:
+    def _preempt(self, request: Request, plan: StepPlan, now_ns: int) -> None:
+        """Take away the pages of a request, and its chunk if it was planned already."""
+        plan.chunks = [chunk for chunk in plan.chunks if chunk.request is not request]
+        if not request.paused:
+            request.num_preemptions += 1
+            self.num_preemptions += 1
+        self._put_back(request, now_ns)
+
+    def _put_back(self, request: Request, now_ns: int) -> None:
         """Give up the pages; what was computed stays cached for as long as there is room."""
         self.running.remove(request)
         request.stamp_current(now_ns)
         self._let_go(request, keep_tail=True)
         request.move_to(RequestStatus.PREEMPTED)
         request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        self.num_preemptions += 1
-        insort(self.waiting, request, key=_order)
+        self.waiting.add(request)
 
     def _let_go(self, request: Request, *, keep_tail: bool) -> None:
         assert request.table is not None
@@ -248,22 +260,6 @@ class Scheduler:
             )
         self._cache.release(request.table)
         request.table = None
-
-
-def _wants(prefills: list[Request]) -> list[int]:
-    """How many tokens each could compute now: what is left, less where its prompt is scored."""
-    num_scoring = sum(request.is_scoring for request in prefills)
-    most = max(1, MAX_SCORED_ROWS // num_scoring) if num_scoring else 0
-    return [
-        min(request.num_uncomputed_tokens, most)
-        if request.is_scoring
-        else request.num_uncomputed_tokens
-        for request in prefills
-    ]
-
-
-def _order(request: Request) -> tuple[int, int]:
-    return request.order
 
 
 def _deadline(request: Request) -> int:

@@ -1,6 +1,5 @@
 """Who computes how many tokens in one step."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.scheduling.request import Request
@@ -38,14 +37,3 @@ class StepPlan:
     chunks: list[ScheduledChunk] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     hopeless: list[Request] = field(default_factory=list)
-
-
-def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
-    """Split `budget` tokens over `wants`: equal shares, and what a small one leaves goes to the
-    others, so a short remainder is never stuck behind a long prompt."""
-    shares = [0] * len(wants)
-    left = budget
-    for rank, index in enumerate(sorted(range(len(wants)), key=wants.__getitem__)):
-        shares[index] = min(wants[index], -(-left // (len(wants) - rank)))
-        left -= shares[index]
-    return shares

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,9 @@ def tiny_core(
     max_running: int = 64,
     max_waiting: int = 1024,
     selection: Selection | None = None,
+    clock_ns: Callable[[], int] = monotonic_ns,
+    itl_target_ms: float = 0.0,
+    ttft_target_ms: float = 0.0,
 ) -> EngineCore:
     """An engine over the tiny model, on the best backend of this machine or a given one."""
     layout = KVLayout(SPEC.num_layers, SPEC.num_kv_heads, SPEC.head_dim, PAGE)
@@ -105,10 +109,13 @@ def tiny_core(
         decode_token_budget=decode_token_budget,
         max_running=max_running,
         max_waiting=max_waiting,
+        itl_target_ms=itl_target_ms,
+        ttft_target_ms=ttft_target_ms,
         threads=1,
     )
     chosen = selection or select_backend("auto", threads=1, exact=False)
-    return assemble_core(config, MODEL, OutputRules(VOCABULARY, frozenset({EOS})), chosen)
+    rules = OutputRules(VOCABULARY, frozenset({EOS}))
+    return assemble_core(config, MODEL, rules, chosen, clock_ns=clock_ns)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -147,6 +154,7 @@ class Driver:
         deadline_ns: int = 0,
         credits: int = 4096,
         tenant: str = "public",
+        weight: float = 1.0,
     ) -> str:
         self._next += 1
         request = EngineRequest(
@@ -157,6 +165,7 @@ class Driver:
             priority=priority,
             deadline_ns=deadline_ns,
             credits=credits,
+            weight=weight,
         )
         self.answers[request.id] = Answer()
         self.core.add(request)

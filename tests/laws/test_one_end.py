@@ -102,12 +102,10 @@ def test_abort_on_the_last_token() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 8])
 def test_deadline_while_waiting_and_while_running(
-    steps: int, monkeypatch: pytest.MonkeyPatch
+    steps: int,
 ) -> None:
     now_ns = 1_000_000
-    monkeypatch.setattr("engine.scheduling.core.monotonic_ns", lambda: now_ns)
-    monkeypatch.setattr("engine.scheduling.scheduler.monotonic_ns", lambda: now_ns)
-    run = Driver(tiny_core(token_budget=PAGE, max_running=1))
+    run = Driver(tiny_core(token_budget=PAGE, max_running=1, clock_ns=lambda: now_ns))
     runs = run.add(prompt(1, 60), sampling=LONG, deadline_ns=now_ns + 5)
     waits = run.add(prompt(2, 60), sampling=LONG, deadline_ns=now_ns + 4)
     endless = run.add(prompt(3, 60), sampling=LONG)

@@ -25,7 +25,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def driver(backend: str, **options: int) -> Driver:
+def driver(backend: str, **options: Any) -> Driver:
     return Driver(tiny_core(selection=select_backend(backend, threads=1, exact=False), **options))
 
 

@@ -25,7 +25,7 @@ def test_eight_twins_compute_a_cold_prompt_once(length: int) -> None:
     run.assert_idle()
 
 
-def test_a_shared_beginning_is_computed_once_and_then_they_go_on_side_by_side() -> None:
+def test_a_shared_beginning_is_computed_once_and_then_they_go_on() -> None:
     trunk = prompt(1, 10 * PAGE)
     run = Driver(tiny_core(token_budget=32))
     ids = [run.add(trunk + prompt(10 + i, 200), 2) for i in range(4)]
@@ -35,7 +35,7 @@ def test_a_shared_beginning_is_computed_once_and_then_they_go_on_side_by_side() 
             if isinstance(event, Started):
                 started[event.request_id] = step
     assert [cached(run, i) for i in ids] == [0, *[10 * PAGE] * 3]
-    assert started[ids[1]] == 5, "10 pages at 2 a step, then they no longer wait"
+    assert started[ids[1]] == 11, "360 tokens at 32 a step, then there is room for the next"
     run.assert_idle()
 
 
@@ -83,7 +83,7 @@ def test_others_are_not_held_up_behind_followers() -> None:
 
 
 def test_tenants_do_not_follow_each_other() -> None:
-    run = Driver(tiny_core())
+    run = Driver(tiny_core(token_budget=200))
     ids = [run.add(prompt(1, 100), 2, tenant=tenant) for tenant in ("a", "b")]
     run.step()
     assert all(run.answers[i].started is not None for i in ids)

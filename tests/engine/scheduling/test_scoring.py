@@ -5,7 +5,7 @@ from itertools import permutations
 import msgspec
 import pytest
 
-from engine.scheduling import scheduler
+from engine.scheduling import ranking
 from engine.types import FinishReason, SamplingParams, TokenLogprobs
 from tests.engine.tiny import Answer, Driver, prompt, tiny_core
 
@@ -71,7 +71,7 @@ def test_side_by_side_with_others(cold: list[list[TokenLogprobs]]) -> None:
 def test_scoring_goes_in_slices(
     monkeypatch: pytest.MonkeyPatch, cold: list[list[TokenLogprobs]]
 ) -> None:
-    monkeypatch.setattr(scheduler, "MAX_SCORED_ROWS", 9)
+    monkeypatch.setattr(ranking, "MAX_SCORED_ROWS", 9)
     driver = Driver(tiny_core(token_budget=512))
     request_id = driver.add(PROMPTS[1], sampling=SCORED)
     num_before = 0

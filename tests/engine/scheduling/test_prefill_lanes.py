@@ -1,0 +1,75 @@
+"""How prompts share the room of a step."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.scheduling.itl_controller import Room
+from engine.scheduling.prefill_lanes import Claim, share
+from engine.scheduling.step_time import StepTimeModel
+
+
+def claims(*wants: int) -> list[Claim]:
+    """Of one tenant and urgency, in the order of their arrival."""
+    return [
+        Claim(0, want, (0, True, float(want), 0.0, i), (0, True, 0.0, float(i), i))
+        for i, want in enumerate(wants)
+    ]
+
+
+def room(tokens: int, ms: float = math.inf) -> Room:
+    return Room(tokens, ms, StepTimeModel())
+
+
+def test_a_lone_one_takes_all() -> None:
+    assert share(claims(6000), room(512)) == [512]
+    assert share(claims(60), room(512)) == [60]
+    assert share([], room(512)) == []
+
+
+def test_half_for_the_least_work_half_for_the_oldest() -> None:
+    assert share(claims(6000, 5000, 400), room(512)) == [256, 0, 256]
+    assert share(claims(6000, 5000, 400), room(512), by_size=False) == [512, 0, 0]
+
+
+def test_a_short_one_ends_at_once_and_leaves_the_rest() -> None:
+    assert share(claims(6000, 20, 6000), room(512)) == [492, 20, 0]
+
+
+def test_the_oldest_keeps_half_whatever_comes() -> None:
+    assert share(claims(6000, *[100] * 50), room(512))[0] == 256
+
+
+def test_somebody_moves_where_there_is_no_room() -> None:
+    assert share(claims(50, 20), room(100, ms=-1.0)) == [1, 0]
+
+
+@given(st.lists(st.integers(1, 5000), max_size=40), st.integers(1, 2000))
+def test_nothing_wasted_nothing_exceeded(wants: list[int], budget: int) -> None:
+    shares = share(claims(*wants), room(budget))
+    assert sum(shares) == min(budget, sum(wants))
+    assert all(0 <= share <= want for share, want in zip(shares, wants, strict=True))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8000), st.integers(1, 5000)), min_size=1, max_size=20),
+    st.floats(0.1, 500.0),
+)
+def test_time_is_not_exceeded_and_not_wasted(prompts: list[tuple[int, int]], ms: float) -> None:
+    """By the model's own costs; what is left is less than one more token of any."""
+    model = StepTimeModel()
+    given = [
+        Claim(past, want, (0, True, want, 0.0, i), (0, True, 0.0, i, i))
+        for i, (past, want) in enumerate(prompts)
+    ]
+    shares = share(given, Room(10**6, ms, model))
+    cost = sum(
+        n * model.token_ms + (n * claim.past + n * (n + 1) / 2) * model.pair_ms
+        for claim, n in zip(given, shares, strict=True)
+    )
+    if sum(shares) > 1:
+        assert cost <= ms * 1.0001
+    for claim, n in zip(given, shares, strict=True):
+        if n < claim.want:
+            assert cost + model.token_ms + model.pair_ms * (claim.past + n + 1) > ms * 0.9999
