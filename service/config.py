@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
+import msgspec
+
 from engine.types import EngineConfig
 from service.tools.formats import FORMAT_NAMES, FormatName
 
@@ -56,6 +58,8 @@ class Settings:
     within a minute it is started again.
     `trace`: whether spans are exported, to where the OTEL_* variables say.
     `tool_format`: how the model writes calls; None for what its chat template shows.
+    `itl_target_ms`, `ttft_target_ms`: what is kept under load, between tokens and up to the first.
+    `prefill_chunk`: prompt tokens per step, fixed; 0 for what the time allows.
     `keys`: the file of API keys (see `access/keys.py`); None for a server that knows no tenants.
     `allowed_hosts` and `allowed_origins` add to what is allowed anyway (see `access.py`).
     """
@@ -70,6 +74,9 @@ class Settings:
     threads: int = 0
     exact: bool = False
     backend: str = "auto"
+    itl_target_ms: float = 0.0
+    ttft_target_ms: float = 0.0
+    prefill_chunk: int = 0
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allow_public: bool = False
@@ -90,7 +97,7 @@ class Settings:
             return EngineConfig(
                 model=str(self.script), backend="scripted", log_level=self.log_level
             )
-        return EngineConfig(
+        config = EngineConfig(
             model=str(model),
             kv_memory_bytes=self.kv_memory_bytes,
             max_context=self.max_context,
@@ -98,7 +105,12 @@ class Settings:
             exact=self.exact,
             backend=self.backend,
             log_level=self.log_level,
+            decode_token_budget=self.prefill_chunk,
+            itl_target_ms=self.itl_target_ms,
+            ttft_target_ms=self.ttft_target_ms,
         )
+        chunk = self.prefill_chunk or config.token_budget
+        return msgspec.structs.replace(config, token_budget=chunk)
 
 
 def parse_memory(text: str) -> int:
@@ -147,6 +159,9 @@ def _settings(given: argparse.Namespace) -> Settings:
         threads=given.threads,
         exact=given.exact,
         backend=given.backend,
+        itl_target_ms=given.itl_target_ms,
+        ttft_target_ms=given.ttft_target_ms,
+        prefill_chunk=given.prefill_chunk,
         allowed_hosts=tuple(given.allowed_host),
         allowed_origins=tuple(given.allowed_origin),
         allow_public=given.allow_public,
@@ -191,6 +206,7 @@ def _check(settings: Settings) -> None:
             f"--threads {settings.threads} is more than machines have cores: leave it out for "
             "one thread per core."
         )
+    _check_scheduling(settings)
     for option, path in (("--tls-cert", settings.tls_cert), ("--tls-key", settings.tls_key)):
         if path is not None and not path.is_file():
             raise SettingsError(f"{option} {path} is no file.")
@@ -204,6 +220,16 @@ def _check(settings: Settings) -> None:
             "it. Give it keys with --keys FILE (make one: `headwater key TENANT`), or say "
             "--allow-public if open is what you want."
         )
+
+
+def _check_scheduling(settings: Settings) -> None:
+    targets_ms = settings.itl_target_ms, settings.ttft_target_ms
+    if settings.prefill_chunk < 0 or not all(0 <= ms < math.inf for ms in targets_ms):
+        raise SettingsError(
+            "--itl-target-ms, --ttft-target-ms and --prefill-chunk cannot be negative."
+        )
+    if settings.prefill_chunk and settings.itl_target_ms:
+        raise SettingsError("--prefill-chunk fixes what --itl-target-ms would choose: give one.")
 
 
 def _check_supervision(settings: Settings) -> None:
@@ -260,6 +286,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=0, help="compute threads (default: one per core)")
     add("--exact", action="store_true", help="compute with full-precision activations, slower")
     add("--backend", default="auto", help="kernels to use (default: the fastest that fits)")
+    add(
+        "--itl-target-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="time between tokens of running streams to keep: prompts get what it leaves "
+        "(default: up to 8 times what the streams alone would take)",
+    )
+    add(
+        "--ttft-target-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="time to the first token to keep: what would be late is refused, with a time to retry",
+    )
+    add(
+        "--prefill-chunk",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="compute that many tokens per step, whatever it takes (default: what the time allows)",
+    )
     add(
         "--allowed-host",
         action="append",

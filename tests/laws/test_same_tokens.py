@@ -2,6 +2,7 @@
 bits of its log-probabilities."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
