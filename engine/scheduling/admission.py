@@ -58,6 +58,9 @@ class Admission:
             if self.follows(request):
                 continue
             self.take(request)
+            if self._share_tail(request, running):
+                self.withdraw(request)
+                self.take(request)
             while not (fits := self.fits(request, [*running, *admitted])) and make_room():
                 pass
             if fits:
@@ -125,6 +128,30 @@ class Admission:
         request.num_computed_tokens = min(match.num_cached_tokens, request.num_tokens - 1)
         request.prefill_end = request.num_tokens
         self.in_flight.register(request, request.namespace, request.token_ids, match.table)
+
+    def _share_tail(self, request: Request, running: Sequence[Request]) -> bool:
+        """Publish the half-filled page of a running response that a taken request goes on from,
+        further than its match; whether there was one. Whoever writes there next gets a copy."""
+        assert request.table is not None
+        matched = request.table.num_tokens
+        start = matched - matched % self.page_size
+        index = start // self.page_size
+        limit = request.num_scored if request.is_scoring else request.num_tokens
+        ahead = request.token_ids[start : matched + 1]
+        for other in running:
+            table = other.table
+            if (
+                table is None
+                or matched >= limit
+                or other.num_computed_tokens <= matched
+                or table.namespace != request.namespace
+                or table.pages[:index][-1:] != request.table.pages[:index][-1:]
+                or not np.array_equal(other.token_ids[start : matched + 1], ahead)
+            ):
+                continue
+            self.cache.publish(table, other.token_ids, other.num_computed_tokens, tail=True)
+            return True
+        return False
 
     def retake_whole_pages(self, request: Request) -> None:
         """Match again without the shared page that would have to be copied: in a pool with no

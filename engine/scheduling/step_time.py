@@ -15,7 +15,7 @@ _PRIOR: Final = (4.0, 1.0, 2.0, 2e-3, 2e-3)
 """Milliseconds per step, row of logits, token, key read by a lone token, and query-key pair of a
 chunk, before anything was measured: a slow machine, so that first chunks are small."""
 _LOWEST: Final = 1e-4
-_HIGHEST: Final = 1e3
+_HIGHEST: Final = 1e2
 """Bounds of each cost, as multiples of its prior."""
 _DRIFT: Final = 0.01
 """How much each cost may change from one step to the next, relative to itself."""

@@ -1,13 +1,21 @@
-"""Pages run out: the last in order gives up its pages and nothing is lost."""
+"""Pages run out: who has the least to lose gives up its pages, three times at most, and nothing is
+lost."""
+
+import random
 
 import pytest
 
-from engine.types import FinishReason, SamplingParams
+from engine.types import FinishReason, SamplingParams, TokenDelta
 from tests.engine.tiny import PAGE, Driver, prompt, tiny_core
 
 
 def lone(tokens: list[int], max_tokens: int) -> list[int]:
     return Driver(tiny_core()).answer(tokens, max_tokens).tokens
+
+
+def preemptions(run: Driver) -> int:
+    """The most of any request."""
+    return max(end.num_preemptions for a in run.answers.values() if (end := a.finished))
 
 
 @pytest.mark.parametrize(
@@ -21,6 +29,7 @@ def test_three_that_exceed_the_pool_by_a_fifth_all_finish(num_prompt: int, max_t
     for i, request_id in enumerate(ids):
         assert run.answers[request_id].tokens == lone(prompt(i, num_prompt), max_tokens)
     recomputed = run.core.stats().num_computed_tokens - 3 * (num_prompt + max_tokens - 1)
+    assert preemptions(run) <= 3
     assert 0 <= recomputed <= 3 * num_prompt
     assert run.core.stats().num_preemptions <= 3
     run.assert_idle()
@@ -53,6 +62,7 @@ def test_32_in_a_pool_that_is_far_too_small() -> None:
         assert run.answers[request_id].tokens == lone(tokens, max_tokens)
     needed = sum(len(tokens) + max_tokens - 1 for tokens, max_tokens in wanted)
     assert run.core.stats().num_computed_tokens <= 2 * needed
+    assert preemptions(run) <= 3
     run.assert_idle()
 
 
@@ -128,4 +138,63 @@ def test_a_paused_one_gives_up_its_pages_before_those_that_move() -> None:
     run.core.grant(paused, 100)
     run.run()
     assert run.answers[paused].tokens == lone(prompt(1, 90), 20)
+    run.assert_idle()
+
+
+def test_case_43_a_pool_too_small_by_a_page_is_no_cascade() -> None:
+    """32 that run, and one page is missing: one victim, and all others get a token in each step."""
+    run = Driver(tiny_core(num_pages=95, max_context=400, decode_token_budget=64))
+    ids = [run.add(prompt(i, PAGE + 2), 2 * PAGE - 3) for i in range(32)]
+    while run.core.has_work:
+        before = run.core.stats()
+        moved = {event.request_id for event in run.step() if isinstance(event, TokenDelta)}
+        after = run.core.stats()
+        assert moved or after.num_computed_tokens > before.num_computed_tokens
+        assert after.num_preemptions - before.num_preemptions <= 1
+    assert run.core.stats().num_preemptions <= 2
+    assert all(run.answers[i].tokens == lone(prompt(n, PAGE + 2), 29) for n, i in enumerate(ids))
+    run.assert_idle()
+
+
+def test_the_victim_is_who_has_the_least_to_compute_again() -> None:
+    """Not the one with the fewest tokens: what others keep anyway is no loss."""
+    trunk = prompt(9, 6 * PAGE)
+    run = Driver(tiny_core(num_pages=22, max_context=22 * PAGE))
+    holder = run.add(trunk, 60)
+    run.step()
+    run.step()
+    sharer = run.add([*trunk, 1, 2, 3], 60)
+    alone = run.add(prompt(1, 5 * PAGE), 60)
+    grower = run.add(prompt(2, PAGE), 100)
+    run.run()
+    counts = {
+        name: end.num_preemptions
+        for name in (holder, sharer, alone, grower)
+        if (end := run.answers[name].finished)
+    }
+    assert counts[sharer] > 0 and counts[alone] == 0
+    run.assert_idle()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_demand_far_beyond_the_pool_ends_all_the_same(seed: int) -> None:
+    """Random lengths, priorities and arrivals: every request ends, moves are never made in vain,
+    and what settled ones reserved is there when they need it."""
+    rng = random.Random(seed)
+    run = Driver(tiny_core(num_pages=16, max_context=14 * PAGE, token_budget=64))
+    wanted: dict[str, tuple[int, int, int]] = {}
+    for i in range(30):
+        length, most = rng.randint(1, 90), rng.randint(1, 130)
+        wanted[run.add(prompt(i, length), most, priority=rng.randint(0, 2))] = (i, length, most)
+        for _ in range(rng.randint(0, 6)):
+            run.step()
+    idle = 0
+    while run.core.has_work:
+        before = run.core.stats().num_computed_tokens
+        run.step()
+        idle = 0 if run.core.stats().num_computed_tokens > before else idle + 1
+        assert idle <= 3, "nothing moves"
+    for name, (i, length, most) in wanted.items():
+        assert run.answers[name].tokens == lone(prompt(i, length), most)
+    assert 0 < preemptions(run) <= 3
     run.assert_idle()
