@@ -16,10 +16,10 @@ MAX_SCORED_ROWS = 64
 class Ranking:
     """Puts requests that run and that wait into one order.
 
-    By age, a request counts as older by the time that its cached prefix saves: the longest cached
-    prefix goes first among those that came together, and no one is overtaken by requests that
-    came later than a whole prompt takes. By size, what a tenant was served counts as much as what
-    is left of the prompt: of all the virtual finishing times, the earliest goes first.
+    By age, a request counts as older by the time that its cached or computed prefix saves: the
+    longest one goes first among those that came together, and no one is overtaken by requests
+    that came later than a whole prompt takes. By size, what a tenant was served counts as much
+    as what is left of the prompt: of all the virtual finishing times, the earliest goes first.
     """
 
     model: StepTimeModel
@@ -38,7 +38,8 @@ class Ranking:
 
     def age(self, request: Request) -> Rank:
         """The order by age."""
-        saved_ns = request.num_matched_tokens * self.model.token_ms * 1e6
+        num_done = max(request.num_matched_tokens, request.num_computed_tokens)
+        saved_ns = num_done * self.model.token_ms * 1e6
         served = self.served(request.tenant)
         return (*request.order[:2], served, request.arrival_ns - saved_ns, request.arrival)
 

@@ -17,10 +17,8 @@ def test_eight_twins_compute_a_cold_prompt_once(length: int) -> None:
     run = Driver(tiny_core(token_budget=128, decode_token_budget=128))
     ids = [run.add(prompt(1, length), 3) for _ in range(8)]
     run.run()
-    whole = length // PAGE * PAGE
-    assert [cached(run, i) for i in ids] == [0] + [min(whole, length - 1)] * 7
-    prefill = length + 7 * max(length - whole, 1)
-    assert run.core.stats().num_computed_tokens == prefill + 8 * 2
+    assert [cached(run, i) for i in ids] == [0] + [length - 1] * 7
+    assert run.core.stats().num_computed_tokens == length + 7 + 8 * 2
     assert len({tuple(run.answers[i].tokens) for i in ids}) == 1
     run.assert_idle()
 
@@ -50,7 +48,10 @@ def test_the_next_takes_over_when_the_leader_is_aborted(num_steps: int) -> None:
     run.core.abort(leader)
     run.run()
     inherited = num_steps * 40 // PAGE * PAGE
-    assert [cached(run, i) for i in followers] == [inherited, 192, 192]
+    computed = inherited  # by the first follower, until the others may take what is there
+    while computed < 192:
+        computed = min(computed + 40, 199)
+    assert [cached(run, i) for i in followers] == [inherited, computed, computed]
     reasons = {end.reason for i in followers if (end := run.answers[i].finished)}
     assert reasons == {FinishReason.LENGTH}
     run.assert_idle()
