@@ -154,6 +154,7 @@ class RequestRecord:
     usage: Usage | None = None
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
+    num_replayed_tokens: int = 0
     error_type: str | None = None
     disconnected_ns: int = 0
     num_frames: int = 0

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 import anyio
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,7 +44,7 @@ from service.events import (
     TokenText,
     Usage,
 )
-from service.prompts import PromptRenderer
+from service.prompts import PromptRenderer, RenderedPrompt
 from service.telemetry.sinks import RecordSink
 from service.tools.reader import AnswerReader, AnswerReaders
 
@@ -86,32 +87,38 @@ class Generator:
     ) -> AsyncGenerator[Event, None]:
         """As `run`, for a prompt that is tokens already; `request.conversation` is not read."""
 
-        async def given() -> TokenIds:
-            return token_ids
+        async def given() -> RenderedPrompt:
+            return RenderedPrompt(np.asarray(token_ids, dtype=np.int32), "")
 
         return self._run(request, record, given)
 
-    async def _render(self, request: GenerationRequest, record: RequestRecord) -> TokenIds:
+    async def _render(self, request: GenerationRequest, record: RequestRecord) -> RenderedPrompt:
         start_ns = time.monotonic_ns()
         former = unpack_tokens(request.former) if request.former else None
-        prompt = await self._renderer.render(request.conversation, former)
+        # A tenant's salts are scopes of their own, as they are in the prefix cache.
+        scope = msgspec.json.encode([record.tenant, request.options.salt]).decode()
+        prompt = await self._renderer.render(request.conversation, former, scope)
+        record.num_replayed_tokens = prompt.num_replayed
         record.phases.append(
             Phase("tokenize", start_ns, time.monotonic_ns(), num_tokens=len(prompt.token_ids))
         )
-        return prompt.token_ids
+        return prompt
 
     async def _run(
         self,
         request: GenerationRequest,
         record: RequestRecord,
-        tokens: Callable[[], Awaitable[TokenIds]],
+        render: Callable[[], Awaitable[RenderedPrompt]],
     ) -> AsyncGenerator[Event, None]:
         record.response_id = request.id
         try:
             with self._limiter.admit(record):
-                reading = await self._begin(request, record, await tokens())
+                prompt = await render()
+                reading = await self._begin(request, record, prompt.token_ids)
                 async with aclosing(self._read(reading)) as events:
                     async for event in events:
+                        if isinstance(event, Completed):
+                            self._renderer.remember(prompt, event.token_ids)
                         yield event
         except ApiError as error:
             record.error_type = error.code or error.type

@@ -14,6 +14,7 @@ from service.errors import ApiError, context_exceeded, invalid
 from service.prompts.messages import template_messages
 from service.prompts.replay import TokenReplay
 from service.prompts.template import ChatTemplate, OutputTooLong
+from service.prompts.transcripts import PromptText, Transcripts
 
 _NUM_WORKERS: Final = 2
 _MAX_NFC_SHRINK: Final = 3
@@ -28,12 +29,14 @@ trims."""
 class RenderedPrompt:
     """token_ids: shape [num_tokens], int32, at least 1; text: what was tokenised.
 
-    The first `num_replayed` ids are those of a former prompt and its answer.
+    The first `num_replayed` ids are those of a former prompt and its answer. `known_as` is what
+    its own answer will be remembered with, where it will be.
     """
 
     token_ids: NDArray[np.int32]
     text: str
     num_replayed: int = 0
+    known_as: PromptText | None = None
 
 
 class PromptRenderer:
@@ -57,19 +60,40 @@ class PromptRenderer:
         shrink = 1 if assets.tokenizer.normalizer is None else _MAX_NFC_SHRINK
         self._max_token_bytes = assets.vocabulary.max_token_bytes * shrink
         self._limiter = CapacityLimiter(_NUM_WORKERS)
+        specials = map(assets.vocabulary.token_bytes, assets.vocabulary.special_ids)
+        self._transcripts = Transcripts(list(specials))
 
     async def render(
-        self, conversation: Conversation, former: NDArray[np.int32] | None = None
+        self,
+        conversation: Conversation,
+        former: NDArray[np.int32] | None = None,
+        scope: str | None = None,
     ) -> RenderedPrompt:
         """The prompt of a conversation. `former` are the ids of a prompt and of what was generated
-        after it: where the rendered text begins with theirs, they are taken over.
+        after it: where the rendered text begins with theirs, they are taken over. Without them
+        they are looked for among the answers remembered in `scope`, unless that is None.
 
         Raises ApiError, all 400: for messages that the template refuses, for a prompt of
         `max_context` tokens or more (code "context_length_exceeded"; one token must be left for
         the answer) and for one of none. A prompt that cannot fit is refused before it is
         tokenised.
         """
-        return await to_thread.run_sync(self._render, conversation, former, limiter=self._limiter)
+        return await to_thread.run_sync(
+            self._render, conversation, former, scope, limiter=self._limiter
+        )
+
+    def remember(self, prompt: RenderedPrompt, answer: Sequence[int]) -> None:
+        """Keep the tokens of an answer for when they come back as text in its scope."""
+        if prompt.known_as is None:
+            return
+        vocabulary = self._assets.vocabulary
+        num_tokens = len(answer)
+        while num_tokens and vocabulary.is_special(answer[num_tokens - 1]):
+            num_tokens -= 1
+        if num_tokens:
+            said = np.array(answer[:num_tokens], dtype=np.int32)
+            key = prompt.known_as.followed_by(vocabulary.join(answer[:num_tokens]))
+            self._transcripts.add(key, np.concatenate([prompt.token_ids, said]))
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
         """Token ids of a text, of any length. Raises ApiError (400) where it is not Unicode."""
@@ -85,13 +109,20 @@ class PromptRenderer:
         return await to_thread.run_sync(self._decode, token_ids, limiter=self._limiter)
 
     def _render(
-        self, conversation: Conversation, former: NDArray[np.int32] | None
+        self,
+        conversation: Conversation,
+        former: NDArray[np.int32] | None,
+        scope: str | None,
     ) -> RenderedPrompt:
         text = self._render_text(conversation)
         data = _utf8(text, "messages")
         num_bytes = len(data)
         if num_bytes > self._max_context * self._max_token_bytes:
             raise self._too_long(f"at least {-(-num_bytes // self._max_token_bytes)}")
+        known_as: PromptText | None = None
+        if scope is not None:
+            found, known_as = self._transcripts.find(scope, data)
+            former = found if former is None else former
         if former is None:
             token_ids, num_replayed = self._assets.encoder.encode(text), 0
         else:
@@ -100,7 +131,7 @@ class PromptRenderer:
             raise self._too_long(str(len(token_ids)))
         if not len(token_ids):
             raise invalid("messages", "The messages render to no tokens.")
-        return RenderedPrompt(token_ids, text, num_replayed)
+        return RenderedPrompt(token_ids, text, num_replayed, known_as)
 
     def _render_text(self, conversation: Conversation) -> str:
         if not conversation.messages:

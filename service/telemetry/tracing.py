@@ -101,6 +101,8 @@ class RequestTracer:
             root.add_event("first_token", timestamp=epoch + record.first_token_ns)
         if record.disconnected_ns:
             root.add_event("client_disconnected", timestamp=epoch + record.disconnected_ns)
+        if record.num_replayed_tokens:
+            root.set_attribute("headwater.prompt.replayed_tokens", record.num_replayed_tokens)
         if record.num_preemptions:
             root.set_attribute("headwater.preemptions", record.num_preemptions)
         if record.error_type:

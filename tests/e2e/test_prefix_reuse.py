@@ -1,11 +1,13 @@
 """What the house is for: a common prefix is computed once, and nobody's answer changes by it."""
 
 from functools import partial
+from typing import TypeAlias
 
 from tests.e2e.conftest import Server
 from tests.e2e.conversations import at_once, cached_tokens, chat, system_prompt, text_of
 
 PAGE = 16
+Message: TypeAlias = dict[str, str]
 
 
 def test_a_second_request_computes_only_its_tail(server: Server) -> None:
@@ -62,3 +64,37 @@ def test_another_salt_shares_nothing(server: Server) -> None:
     chat(server, system, "Open.")
     assert cached_tokens(chat(server, system, "Open.", cache_salt="other")) == 0
     assert cached_tokens(chat(server, system, "Open.")) > 0
+
+
+def test_a_history_sent_again_costs_only_its_new_tail(server: Server) -> None:
+    """What the model said comes back as text and is found with the tokens it chose, whatever the
+    dialect: sampled wildly, these are often not those that the text would be cut into."""
+    http = server.http
+    system = "You are the replay test. Ramble."
+
+    def chat(history: list[Message]) -> tuple[str, int, int]:
+        body = {"model": "default", "messages": history, "temperature": 1.3, "max_tokens": 40}
+        answer = http.post("/v1/chat/completions", json={**body, "seed": 3}).raise_for_status()
+        usage = answer.json()["usage"]
+        text = answer.json()["choices"][0]["message"]["content"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return text, cached, usage["total_tokens"]
+
+    def messages(history: list[Message]) -> tuple[str, int, int]:
+        body = {"model": "default", "messages": history, "temperature": 1.0, "max_tokens": 40}
+        answer = http.post("/v1/messages", json={**body, "system": system}).raise_for_status()
+        usage = answer.json()["usage"]
+        read, output = usage["cache_read_input_tokens"], usage["output_tokens"]
+        total = usage["input_tokens"] + usage["cache_creation_input_tokens"] + read + output
+        return answer.json()["content"][0]["text"], read, total
+
+    first: list[Message] = [{"role": "system", "content": system}]
+    for ask, history in ((chat, first), (messages, [])):
+        before = 0
+        for turn in range(4):
+            history.append({"role": "user", "content": f"Tell me something, part {turn}."})
+            text, cached, total = ask(history)
+            if before:
+                assert cached == before - 1, (ask.__name__, turn)  # all but the last, unread token
+            before = total
+            history.append({"role": "assistant", "content": text})
