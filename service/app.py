@@ -35,6 +35,7 @@ from service.telemetry.metric_list import HTTP_REQUESTS
 from service.telemetry.metrics import MetricsEndpoint
 from service.tokens import Detokenize, Tokenize
 from service.transport.http import ClientGone, send_answer, send_error
+from service.transport.intake import Hold, TimedBody
 from service.transport.websocket import ResponsesSockets
 
 _METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
@@ -115,13 +116,15 @@ class App:
 
     The id is the client's `x-request-id` where that is sane, and is echoed, under Anthropic's name
     for it too. Endpoints find it as `scope["state"]["request_id"]`, and whose request it is as
-    `scope["state"]["tenant"]`: the shared tenant's, unless keys say otherwise.
+    `scope["state"]["tenant"]`: the shared tenant's, unless keys say otherwise. What an HTTP request
+    brings is held against `intake` until it has ended.
     """
 
     def __init__(self, app: ASGIApp, services: Services, *draining: Drains) -> None:
         self._app = app
         self._counts = services.counts
         self._outboxes = services.outboxes
+        self.intake = services.intake
         self._draining = draining
 
     async def drain(self) -> None:
@@ -157,14 +160,18 @@ class App:
                 ]
             await send(message)
 
+        hold = Hold(self.intake)
+        body = TimedBody(receive, hold, self.intake.limits)
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, body, send_with_id)
         except ClientGone:
             log.info("request %s: the client left", request_id)
         except Exception as error:
             answer = _answer_for(error, scope, request_id)
             if not started:
                 await _send_error(send_with_id, answer, scope, request_id)
+        finally:
+            hold.release()
 
     def _count(self, scope: Scope, status: int) -> None:
         """Paths and methods that no route knows are one: clients may make up any number."""

@@ -8,18 +8,21 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import uvicorn
 
 from engine.api import Engine
 from service.app import App
 from service.config import Settings
-from service.transport.protocol import HalfCloseProtocol
+from service.transport.connections import Connections
+from service.transport.protocol import EdgeProtocol
+from service.transport.websocket_protocol import EdgeWebSocket
 
-KEEP_ALIVE_S = 75
 BACKLOG = 2048
 CLOSE_S = 5
-"""How long connections may take to end once nothing runs for them any more."""
+"""How long connections may take to end once nothing runs for them any more; then they are cut."""
 ONE_SIGNAL_S = 0.5
 """Signals closer than this are one: wrappers pass on what the whole process group got anyway."""
 
@@ -50,7 +53,9 @@ class Server:
         self._app = app
         self._engine = engine
         self._drain_s = settings.drain_s
-        self._uvicorn = _Uvicorn(_config(app, settings))
+        self.intake = app.intake
+        self.connections = Connections(settings.limits)
+        self._uvicorn = _Uvicorn(_config(app, settings, self.connections))
         self._signalled_s = -math.inf
         self._stopping: asyncio.Task[None] | None = None
 
@@ -87,7 +92,9 @@ class Server:
         sockets = asyncio.get_running_loop().create_task(self._app.drain())
         try:
             await self._engine.drain(grace_s)
-            await asyncio.wait([sockets], timeout=CLOSE_S)
+            # From here on clients have only to take what is written; some never will.
+            asyncio.get_running_loop().call_later(CLOSE_S, self.connections.end)
+            await asyncio.wait([sockets], timeout=2 * CLOSE_S)
         finally:
             sockets.cancel()
         self._uvicorn.should_exit = True
@@ -111,12 +118,17 @@ class _Uvicorn(uvicorn.Server):
         self.on_ready()
 
 
-def _config(app: App, settings: Settings) -> uvicorn.Config:
+def _config(app: App, settings: Settings, connections: Connections) -> uvicorn.Config:
     limits = settings.limits
+    # uvicorn calls what it is given with its own arguments; a class is all its types foresee.
+    http: Any = partial(EdgeProtocol, limits=limits, open_connections=connections)
+    websocket: Any = partial(
+        EdgeWebSocket, limits=limits, open_connections=connections, intake=app.intake
+    )
     return uvicorn.Config(
         app,
-        http=HalfCloseProtocol,
-        ws="websockets-sansio",
+        http=http,
+        ws=websocket,
         ws_max_size=limits.ws_frame_bytes,
         ws_max_queue=limits.ws_queue_frames,
         ws_ping_interval=limits.ws_ping_interval_s,
@@ -130,8 +142,7 @@ def _config(app: App, settings: Settings) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=CLOSE_S,
+        timeout_graceful_shutdown=2 * CLOSE_S,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )

@@ -18,6 +18,7 @@ from service.telemetry.samples import Counts
 from service.telemetry.sinks import RecordSink, Sinks
 from service.tools.formats import format_of
 from service.tools.reader import AnswerReaders
+from service.transport.intake import Intake
 from service.transport.outbox import OutboxTotals
 
 
@@ -37,6 +38,7 @@ class Services:
     metrics: Metrics
     responses: Responses
     keys: KeyFile | None
+    intake: Intake
 
 
 def build_services(
@@ -71,6 +73,7 @@ def build_services(
         metrics=Metrics(counts, outboxes, engine, card.id),
         responses=Responses(generator, store, card.id, limits.background_responses),
         keys=keys,
+        intake=Intake(limits),
     )
 
 

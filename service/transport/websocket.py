@@ -28,6 +28,7 @@ from service.responses import OUR_FAULT, Origin, Turn
 from service.services import Services
 from service.telemetry.sinks import finish_refused
 from service.transport.http import begin_record, decode_body
+from service.transport.intake import Hold
 from service.transport.lanes import LaneLimits, Lanes, check_stream_id
 from service.transport.outbox import Outbox, OutboxClosed
 
@@ -85,11 +86,13 @@ class ResponsesSockets:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A `response.create` as it waits in its lane: decoded, or what is wrong with it."""
+    """A `response.create` as it waits in its lane: decoded, or what is wrong with it; and the
+    bytes it holds until its turn has ended."""
 
     request: CreateRequest | ApiError
     time_ns: int
     received_ns: int
+    hold: Hold
 
 
 @dataclass(slots=True, eq=False)
@@ -114,23 +117,29 @@ class _Connection:
             edge.outbox_frames, edge.outbox_bytes, services.outboxes
         )
         self._turns: set[_Sending] = set()
+        self._holds: set[Hold] = set()
         self._close_code = GOING_AWAY
         self._closing = False
 
     async def run(self) -> None:
         """Return when the socket is closed, by whichever side, and nothing of it runs."""
         try:
-            async with anyio.create_task_group() as tasks:
-                lanes = Lanes(tasks, self._serve, self._limits.lanes)
-                tasks.start_soon(self._write, tasks)
-                tasks.start_soon(self._close_in_time, lanes)
-                tasks.start_soon(self._keep_talking)
-                await self._read(lanes)
-                for sending in self._turns:
-                    sending.turn.record.disconnected_ns = time.monotonic_ns()
-                tasks.cancel_scope.cancel()
+            await self._run()
         finally:
             self._outbox.discard()
+            for hold in self._holds:
+                hold.release()
+
+    async def _run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            lanes = Lanes(tasks, self._serve, self._limits.lanes)
+            tasks.start_soon(self._write, tasks)
+            tasks.start_soon(self._close_in_time, lanes)
+            tasks.start_soon(self._keep_talking)
+            await self._read(lanes)
+            for sending in self._turns:
+                sending.turn.record.disconnected_ns = time.monotonic_ns()
+            tasks.cancel_scope.cancel()
 
     async def _read(self, lanes: Lanes[_Arrival]) -> None:
         """Read until the socket has ended."""
@@ -143,24 +152,32 @@ class _Connection:
 
     async def _receive(self, text: str | None, lanes: Lanes[_Arrival]) -> None:
         stream_id: str | None = None
+        hold = Hold(self._services.intake)
+        waits = False
         try:
             if text is None:
                 raise ApiError(400, "Messages are text frames of JSON.", code="invalid_type")
             data = text.encode()
+            hold.set(len(data))
             edge = self._services.settings.limits
             envelope = await decode_body(data, decode_envelope, edge)
             stream_id = check_stream_id(envelope.stream_id)
             if envelope.type == "response.create":
-                arrival = await self._arrival(data)
+                arrival = await self._arrival(data, hold)
                 lanes.submit(stream_id, arrival, len(data))
+                self._holds.add(hold)
+                waits = True
             elif envelope.type == "response.steer":
                 await self._outbox.put(steer_failed(decode_steer(data)))
             elif envelope.type != "response.processed":
                 raise invalid("type", f"Unknown message type {envelope.type!r}.")
         except ApiError as error:
             await self._outbox.put(ws_error(error, stream_id))
+        finally:
+            if not waits:
+                hold.release()
 
-    async def _arrival(self, data: bytes) -> _Arrival:
+    async def _arrival(self, data: bytes, hold: Hold) -> _Arrival:
         """What is wrong with a request is said on its lane, when its turn comes."""
         time_ns = time.monotonic_ns()
         services = self._services
@@ -172,12 +189,18 @@ class _Connection:
             request = await decode_body(data, decode, services.settings.limits)
             if request.body.background:
                 raise wire.unsupported_value("background")
-            return _Arrival(request, time_ns, time.monotonic_ns())
+            return _Arrival(request, time_ns, time.monotonic_ns(), hold)
         except ApiError as error:
-            return _Arrival(error, time_ns, time.monotonic_ns())
+            return _Arrival(error, time_ns, time.monotonic_ns(), hold)
 
     async def _serve(self, stream_id: str | None, arrival: _Arrival) -> None:
-        """One turn of a lane: a response to its terminal frame, or one error frame."""
+        """One turn of a lane, and the end of what it held."""
+        await self._take_turn(stream_id, arrival)
+        self._holds.remove(arrival.hold)
+        arrival.hold.release()
+
+    async def _take_turn(self, stream_id: str | None, arrival: _Arrival) -> None:
+        """A response to its terminal frame, or one error frame."""
         try:
             if self._closing:
                 raise self._refusal()

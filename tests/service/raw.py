@@ -1,7 +1,9 @@
 """A client of bare sockets, for what HTTP libraries do not do: half-close, vanish, dawdle."""
 
+import base64
 import json
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,3 +61,29 @@ def unchunked(data: bytes) -> bytes:
             return body
         body += rest[: int(size, 16)]
         rest = rest[int(size, 16) + 2 :]
+
+
+def open_websocket(sock: socket.socket) -> None:
+    """Shake hands at the Responses endpoint."""
+    key = base64.b64encode(bytes(16)).decode()
+    sock.sendall(
+        "GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n"
+        "upgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        f"sec-websocket-key: {key}\r\n\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += sock.recv(1)
+    assert head.startswith(b"HTTP/1.1 101"), head
+
+
+def masked_frame(payload: bytes, *, opcode: int = 1, fin: bool = True) -> bytes:
+    """A client's WebSocket frame; its mask is zero, so the payload stands as it is."""
+    head = bytes([fin << 7 | opcode])
+    if len(payload) < 126:
+        head += bytes([0x80 | len(payload)])
+    elif len(payload) < 1 << 16:
+        head += bytes([0x80 | 126]) + struct.pack("!H", len(payload))
+    else:
+        head += bytes([0x80 | 127]) + struct.pack("!Q", len(payload))
+    return head + bytes(4) + payload
