@@ -164,7 +164,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         model=given.model,
         script=given.script,
         model_names=tuple(given.served_model_name),
-        kv_memory_bytes=_kv_memory(given.kv_memory),
+        kv_memory_bytes=_memory("--kv-memory", given.kv_memory),
         max_context=given.max_context,
         threads=given.threads,
         exact=given.exact,
@@ -184,16 +184,21 @@ def _settings(given: argparse.Namespace) -> Settings:
         engine_restarts=given.engine_restarts,
         log_level=given.log_level,
         trace=tracing_is_configured(os.environ),
+        limits=Limits(
+            write_stall_s=given.write_timeout,
+            connections=given.max_connections,
+            request_bytes=_memory("--request-memory", given.request_memory),
+        ),
     )
     _check(settings)
     return settings
 
 
-def _kv_memory(text: str | None) -> int:
+def _memory(option: str, text: str) -> int:
     try:
-        return 0 if text is None else parse_memory(text)
+        return parse_memory(text)
     except SettingsError as error:
-        raise SettingsError(f"--kv-memory: {error}") from None
+        raise SettingsError(f"{option}: {error}") from None
 
 
 def tracing_is_configured(environment: Mapping[str, str]) -> bool:
@@ -223,6 +228,7 @@ def _check(settings: Settings) -> None:
     if settings.tls_key is not None and settings.tls_cert is None:
         raise SettingsError("--tls-key needs --tls-cert.")
     _check_supervision(settings)
+    _check_limits(settings.limits)
     guarded = settings.keys is not None or settings.allow_public
     if not is_loopback(settings.host) and not guarded:
         raise SettingsError(
@@ -254,6 +260,21 @@ def _check_supervision(settings: Settings) -> None:
         raise SettingsError(f"--engine-restarts {settings.engine_restarts} is negative.")
 
 
+def _check_limits(limits: Limits) -> None:
+    if not math.isfinite(limits.write_stall_s) or limits.write_stall_s < 1:
+        raise SettingsError(
+            f"--write-timeout {limits.write_stall_s:g} is too short for honest networks: give at "
+            "least 1 second."
+        )
+    if limits.connections < 1:
+        raise SettingsError(f"--max-connections {limits.connections} lets nobody in.")
+    if limits.request_bytes < limits.body_bytes:
+        raise SettingsError(
+            f"--request-memory {limits.request_bytes} has no room for one body, which may have "
+            f"{limits.body_bytes >> 20}MiB."
+        )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headwater", description="Streams language models to agents."
@@ -265,7 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve", help="serve a model over HTTP and WebSocket", description="Serve a model."
     )
-    add = serve.add_argument
+    add, defaults = serve.add_argument, Limits()
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
     add("--allow-public", action="store_true", help="allow a --host that other machines reach")
@@ -291,7 +312,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="the model's id, then its aliases (default: the model's own name)",
     )
-    add("--kv-memory", metavar="SIZE", help="memory for KV pages, like 2GiB (default: by machine)")
+    add(
+        "--kv-memory",
+        default="0",
+        metavar="SIZE",
+        help="memory for KV pages, like 2GiB (default: by machine)",
+    )
     add("--max-context", type=int, default=0, metavar="TOKENS", help="longest prompt and answer")
     add("--threads", type=int, default=0, help="compute threads (default: one per core)")
     add("--exact", action="store_true", help="compute with full-precision activations, slower")
@@ -358,6 +384,28 @@ def _parser() -> argparse.ArgumentParser:
         default=5,
         metavar="N",
         help="how often within a minute the engine is started again before the server gives up "
+        "(default: %(default)s)",
+    )
+    add(
+        "--write-timeout",
+        type=float,
+        default=defaults.write_stall_s,
+        metavar="SECONDS",
+        help="drop a client that takes nothing of what waits for it for so long "
+        "(default: %(default)g)",
+    )
+    add(
+        "--max-connections",
+        type=int,
+        default=defaults.connections,
+        metavar="N",
+        help="connections at a time; one more is refused (default: %(default)s)",
+    )
+    add(
+        "--request-memory",
+        default=f"{defaults.request_bytes >> 20}MiB",
+        metavar="SIZE",
+        help="what all requests that are read or answered may bring together "
         "(default: %(default)s)",
     )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])

@@ -167,7 +167,9 @@ class PromptRenderer:
         size = self._assets.vocabulary.size
         if bad := next((each for each in token_ids if not 0 <= each < size), None):
             raise invalid("tokens", f"{bad} is outside the vocabulary of {size} tokens.")
-        return str(self._assets.tokenizer.decode(token_ids, skip_special_tokens=False))
+        # Unlike `decode`, this lets the event loop run meanwhile.
+        (text,) = self._assets.tokenizer.decode_batch([token_ids], skip_special_tokens=False)
+        return str(text)
 
     def _too_long(self, num_tokens: str) -> ApiError:
         return context_exceeded(

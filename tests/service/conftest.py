@@ -127,15 +127,17 @@ def run_server(
     app_for: Callable[[Services], App] = create_app,
     max_open: int = 1024,
     keys: KeyFile | None = None,
+    assets: TextAssets | None = None,
 ) -> Iterator[LiveServer]:
     """A server on a free port; the n-th request gets the n-th script, round and round."""
     settings = replace(settings or Settings(), port=0, drain_s=5.0)
     play = script_for or in_order(scripts, repeat=True)
+    text = assets or byte_assets()
     started: Future[LiveServer] = Future()
 
     def run() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, play, info, app_for, max_open, keys, started))
+            runner.run(_serve(settings, play, info, app_for, max_open, keys, text, started))
 
     thread = threading.Thread(target=run, name="server")
     thread.start()
@@ -159,10 +161,10 @@ async def _serve(
     app_for: Callable[[Services], App],
     max_open: int,
     keys: KeyFile | None,
+    assets: TextAssets,
     started: "Future[LiveServer]",
 ) -> None:
     try:
-        assets = byte_assets()
         engine = await start_thread_engine(
             lambda: ScriptedCore(script_for, info=info, eos_token_ids=assets.eos_token_ids),
             max_open=max_open,

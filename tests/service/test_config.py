@@ -77,6 +77,13 @@ def test_the_command_that_makes_a_key() -> None:
     assert parse_command(["key", "research", "--admin"]) == NewKey("research", True)
 
 
+def test_limits_of_the_edge() -> None:
+    line = "--write-timeout 5 --max-connections 7 --request-memory 1GiB"
+    limits = parse(*line.split()).limits
+    assert (limits.write_stall_s, limits.connections) == (5.0, 7)
+    assert limits.request_bytes == 1 << 30
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
 def test_loopback_needs_no_leave(host: str) -> None:
     assert parse("--host", host).host == host
@@ -91,6 +98,11 @@ def test_loopback_needs_no_leave(host: str) -> None:
         ["--max-context", "-5"],
         ["--tls-cert", "missing.pem"],
         ["--tls-key", __file__],
+        ["--write-timeout", "0"],
+        ["--write-timeout", "inf"],
+        ["--max-connections", "0"],
+        ["--request-memory", "much"],
+        ["--request-memory", "1MiB"],
     ],
 )
 def test_wrong_values(wrong: list[str]) -> None:
