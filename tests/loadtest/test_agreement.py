@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from loadtest.measure.result import Run
 from loadtest.report.files import read_json
 from loadtest.transports import NAMES
-from tests.e2e.conftest import ROOT, serve
+from tests.e2e.conftest import ROOT, Server, serve
 
 CLOSED = """
 description = "Equal requests"
@@ -44,18 +44,55 @@ def load(folder: Path, url: str, workload: str, *arguments: str) -> Run:
     return run
 
 
+def metrics(server: Server) -> dict[str, float]:
+    """Each sample of /metrics by its name, summed over its labels."""
+    told: dict[str, float] = {}
+    for line in server.http.get("/metrics").raise_for_status().text.splitlines():
+        if not line.startswith("#"):
+            labelled, _, value = line.rpartition(" ")
+            name = labelled.partition("{")[0]
+            told[name] = told.get(name, 0.0) + float(value)
+    return told
+
+
 @pytest.mark.parametrize("transport", NAMES)
 def test_tokens_are_those_that_the_server_counts(transport: str, tmp_path: Path) -> None:
     workload = CLOSED.format(tokens=8, streams=2, each=2)
     with serve("--script", script(tmp_path / "s.json", 0.0, 0.0, 8)) as server:
         run = load(tmp_path, server.url, workload, "--transport", transport)
         counted = server.pool()
+        told = metrics(server)
     warm_up = 1
     assert not run.errors and not run.findings
     assert counted["num_requests"] == run.figures["requests"] + warm_up
     assert counted["num_output_tokens"] == run.figures["output_tokens"] + 2 * warm_up
     assert counted["num_cached_tokens"] == run.figures["cached_tokens"] + 16 * warm_up
     assert counted["num_prompt_tokens"] > run.figures["prompt_tokens"] > 4 * 40
+    assert told["vllm:generation_tokens_total"] == run.figures["output_tokens"] + 2 * warm_up
+    assert told["vllm:prompt_tokens_cached_total"] == run.figures["cached_tokens"] + 16 * warm_up
+    assert told["vllm:prompt_tokens_total"] == counted["num_prompt_tokens"]
+    assert told["gen_ai_server_request_duration_seconds_count"] == counted["num_requests"]
+
+
+@pytest.mark.slow
+def test_latencies_are_those_that_the_server_measures(tmp_path: Path) -> None:
+    """Means, which a Prometheus histogram has exactly: of first tokens and of the tokens after."""
+    workload = CLOSED.format(tokens=50, streams=4, each=10)
+    with serve("--script", script(tmp_path / "s.json", 0.2, 0.02, 50)) as server:
+        ours = load(tmp_path, server.url, workload).figures
+        told = metrics(server)
+
+    def mean_ms(name: str) -> float:
+        return 1e3 * told[f"{name}_sum"] / told[f"{name}_count"]
+
+    for ttft in ("gen_ai_server_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"):
+        assert told[f"{ttft}_count"] == ours["requests"] + 1
+        assert ours["ttft_mean_ms"] == pytest.approx(mean_ms(ttft), rel=0.03)
+    assert ours["itl_mean_ms"] == pytest.approx(
+        mean_ms("vllm:inter_token_latency_seconds"), rel=0.03
+    )
+    tpot = "gen_ai_server_time_per_output_token_seconds"
+    assert ours["tpot_mean_ms"] == pytest.approx(mean_ms(tpot), rel=0.03)
 
 
 def byte_tokenizer(folder: Path) -> str:
