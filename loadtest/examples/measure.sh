@@ -2,8 +2,9 @@
 # usage: loadtest/examples/measure.sh PATH/TO/llama-server
 # Measures everything that README's table shows: starts Headwater and llama.cpp's server on the same GGUF with
 # the same threads, checks that neither burns CPU while it is not asked, loads one at a time in alternation, and
-# writes agents.json and agents.html beside this file and the table in README.md. About REPEATS x 4 minutes on two cores, which must be
-# quiet: threads that wait for a core that another program has make llama.cpp ten times slower. To try it: REPEATS=1 LEVELS=1 OUT=/tmp/x README=/tmp/x/README.md (with the two markers).
+# writes agents.json and agents.html beside this file and the table in README.md. About REPEATS x 4 minutes on two
+# cores, which must be quiet: threads that wait for a core that another program has make llama.cpp ten times slower.
+# To try it: REPEATS=1 LEVELS=1 OUT=/tmp/x README=/tmp/x/README.md (a file with the two markers).
 set -euo pipefail
 llama=$(realpath "${1:?usage: $0 PATH/TO/llama-server}")
 root=$(realpath "$(dirname "$0")/../..")
