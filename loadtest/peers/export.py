@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main(gguf: Path, folder: Path) -> None:
     """Dequantise `gguf` into `folder`."""
     source = {"gguf_file": gguf.name}
-    model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+    model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype="float32", **source)
     # They are plain float32 now; the library still thinks that they cannot be saved.
     del model.config.quantization_config
     model.hf_quantizer = None

@@ -31,6 +31,7 @@ RATIO_TITLES = {
     "prefill_beside_tok_per_s": "prefill beside streams",
     "output_tok_per_s": "output tok/s",
 }
+MEANINGLESS = 100.0
 BESIDE_COLUMNS = (
     ("streams", "streams_beside", "{:.0f}"),
     ("quiet p50", "itl_quiet_p50_ms", "{:.1f} ms"),
@@ -77,9 +78,11 @@ def table_of(
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """`0.52 (0.49-0.55)`."""
+    """`0.52 (0.49-0.55)`; an interval that says nothing is called that."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.ratio:.2f}"
+    if ratio.high > MEANINGLESS * ratio.low:
+        return f"{ratio.ratio:.2f} (unsure)"
     return f"{ratio.ratio:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 

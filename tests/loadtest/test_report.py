@@ -8,12 +8,13 @@ import pytest
 from loadtest.assertions import judge, parse
 from loadtest.compare import ratios
 from loadtest.measure.pooled import pool
-from loadtest.measure.result import Level, Report
+from loadtest.measure.result import Level, Ratio, Report
 from loadtest.measure.sample import Kind
 from loadtest.readme import BEGIN, END, readme_section, rewrite
 from loadtest.report.files import ReportError, read_json, write_json
 from loadtest.report.html import page
 from loadtest.report.svg import linear_axis, log_axis, milliseconds
+from loadtest.report.table import ratio_text
 from tests.loadtest.samples import report_of, run_of, sample
 
 
@@ -79,6 +80,19 @@ def test_a_report_survives_its_file(tmp_path: Path) -> None:
     write_json(report, tmp_path / "deep" / "r.json")
     assert page(read_json(tmp_path / "deep" / "r.json")) == page(report)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (None, None, "0.52"),
+        (0.49, 0.55, "0.52 (0.49-0.55)"),
+        (1e-6, 1e20, "0.52 (unsure)"),
+    ],
+)
+def test_a_ratio_says_how_sure_it_is(low: float | None, high: float | None, text: str) -> None:
+    ratio = Ratio(Level("concurrency", 1), "itl_p50_ms", "theirs", "ours", 3, 0.52, low, high)
+    assert ratio_text(ratio) == text
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format":'])
