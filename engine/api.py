@@ -8,7 +8,19 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from engine.types import EngineEvent, EngineInfo, EngineRequest, EngineStats, PoolStats
+from engine.types import (
+    CacheReport,
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    ExplainPrompt,
+    ExtendLease,
+    LeaseInfo,
+    ListLeases,
+    PoolStats,
+    ReleaseLease,
+)
 
 
 class EngineError(Exception):
@@ -105,6 +117,12 @@ class Engine(Protocol):
 
     async def audit(self) -> PoolStats:
         """Recount pages from tree and tables. Raises EngineError naming every difference."""
+
+    async def explain(self, prompt: ExplainPrompt) -> CacheReport:
+        """What the cache would have of a prompt now. Nothing is computed, and no use counted."""
+
+    async def leases(self, call: ListLeases | ExtendLease | ReleaseLease) -> tuple[LeaseInfo, ...]:
+        """Do it; the leases it was about, as they are then (a released one as it was)."""
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let running ones finish within `grace_s`, abort the rest. When it

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.types import EngineEvent, EngineInfo, EngineRequest, EngineStats, PoolStats
+from engine.types import (
+    CacheAnswer,
+    CacheCall,
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    PoolStats,
+)
 
 
 class Core(Protocol):
@@ -41,5 +49,11 @@ class Core(Protocol):
 
     def audit(self) -> PoolStats:
         """Recount pages from tree and tables. Raises EngineError naming every difference."""
+
+    def ask_cache(self, call: CacheCall) -> CacheAnswer:
+        """Explain a prompt (a CacheReport), or do something about leases (those it was about)."""
+
+    def save(self) -> None:
+        """Keep what is cached for the next engine, where that is configured. Nothing runs."""
 
     def close(self) -> None: ...

@@ -18,6 +18,8 @@ import msgspec
 from engine.api import EngineError
 from engine.core import Core
 from engine.types import (
+    CacheCall,
+    CacheReport,
     EngineEvent,
     EngineRequest,
     Finished,
@@ -31,6 +33,7 @@ from engine.wire.messages import (
     Abort,
     Add,
     AskAudit,
+    AskCache,
     AskFlush,
     AskStats,
     AuditReply,
@@ -40,8 +43,10 @@ from engine.wire.messages import (
     Drain,
     FlushReply,
     Grant,
+    LeasesReply,
     Ready,
     Reply,
+    ReportReply,
     StartFailed,
     StatsReply,
     StepMessage,
@@ -83,6 +88,8 @@ class StepLoop:
         self._drain_asked = False
         self._ending = False
         self._ending_told = False
+        self._drained = False
+        self._closed = False
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._waker.setblocking(False)
@@ -105,6 +112,7 @@ class StepLoop:
                 self._step()
                 self._send()
                 if self._ending and not self._open:
+                    self._drained = not self._closed
                     break
         except Exception as error:
             self._ending = True
@@ -118,6 +126,8 @@ class StepLoop:
         finally:
             try:
                 self._flush_last_words()
+                if self._drained:
+                    self._core.save()
                 self._core.close()
             finally:
                 for sock in (self._socket, self._wake, self._waker):
@@ -176,10 +186,12 @@ class StepLoop:
                 self._answer(call_id, lambda: FlushReply(call_id, self._core.flush()))
             case AskAudit(call_id):
                 self._answer(call_id, lambda: AuditReply(call_id, self._core.audit()))
+            case AskCache(call_id, call):
+                self._answer(call_id, lambda: self._ask_cache(call_id, call))
             case Drain():
                 self._begin_drain()
             case Close():
-                self._ending = True
+                self._ending = self._closed = True
                 for request_id in self._open:
                     self._core.abort(request_id)
             case _:
@@ -205,6 +217,12 @@ class StepLoop:
             if not isinstance(error, EngineError):
                 _log.exception("a call to the engine failed")
             self._replies.append(CallFailed(call_id, str(error) or type(error).__name__))
+
+    def _ask_cache(self, call_id: int, call: CacheCall) -> Reply:
+        answer = self._core.ask_cache(call)
+        if isinstance(answer, CacheReport):
+            return ReportReply(call_id, answer)
+        return LeasesReply(call_id, answer)
 
     def _begin_drain(self) -> None:
         """Requests that were not admitted yet are refused as if they came now."""

@@ -13,6 +13,7 @@ from engine.core import Core
 from engine.execution.grammar import GrammarCompiler
 from engine.execution.kv_memory import count_pages
 from engine.execution.runner import ModelRunner
+from engine.execution.saved_cache import SavedCache
 from engine.models import LoadedModel, load_model
 from engine.scheduling.core import EngineCore
 from engine.scheduling.itl_controller import ItlController
@@ -23,6 +24,8 @@ from engine.types import EngineConfig, EngineInfo
 from kernels.contract import BackendUnavailable, KVLayout
 from kernels.registry import Selection, select_backend
 from prefix_cache.cache import PrefixCache
+from prefix_cache.eviction import ExpectedReuse
+from prefix_cache.snapshot import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +96,7 @@ def assemble_core(
         numeric_mode=backend.numeric_mode,
         threads=config.threads,
     )
-    cache = PrefixCache(num_pages, config.page_size)
+    cache = PrefixCache(num_pages, config.page_size, ExpectedReuse(config.page_size))
     controller = ItlController(
         token_budget=config.token_budget,
         fixed_chunk=config.decode_token_budget,
@@ -108,16 +111,29 @@ def assemble_core(
         ttft_target_ms=config.ttft_target_ms,
         clock_ns=clock_ns,
     )
+    runner = ModelRunner(backend, loaded, kv)
+    saved: SavedCache | None = None
+    if config.cache_dir:
+        identity = Identity(
+            info.model_digest,
+            info.numeric_mode,
+            layout.dtype.value,
+            info.page_size,
+            info.page_bytes,
+        )
+        saved = SavedCache(Path(config.cache_dir), identity, cache, runner)
+        saved.load()
     return EngineCore(
         info,
         layout.dtype.value,
-        ModelRunner(backend, loaded, kv),
+        runner,
         cache,
         scheduler,
         rules,
         max_live=config.max_running + config.max_waiting,
         grammars=grammars,
         clock_ns=clock_ns,
+        saved=saved,
     )
 
 

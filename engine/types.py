@@ -78,6 +78,13 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
+class KeepPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """Asks for a lease of the prompt's first `num_tokens` (-1: of all), once they are computed."""
+
+    num_tokens: Annotated[int, Meta(ge=-1)]
+    ttl_s: Annotated[float, Meta(gt=0.0, le=7 * 86_400.0)]
+
+
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     """What the edge asks of the engine. `id` is unique among running requests.
 
@@ -87,6 +94,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     tokens may be sent before the reader returns some: a sequence without credit pauses, alone.
     `shown_token_ids` are special tokens whose literal text is released, as others' is not.
     `grammar` is what the output must match, as llguidance serialises grammars; "" for anything.
+    `keep` asks for leases of the prompt's prefixes, told with its Finished.
     """
 
     id: str
@@ -100,6 +108,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     shown_token_ids: tuple[int, ...] = ()
     grammar: str = ""
     weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
+    keep: Annotated[tuple[KeepPrefix, ...], Meta(max_length=8)] = ()
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -110,6 +119,38 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...] = ()
 
 
+class CacheReport(msgspec.Struct, frozen=True, array_like=True):
+    """What of a prompt came from the cache, and why not more.
+
+    `num_cached_tokens` includes those that another request computed while this one waited for
+    them (`num_in_flight_tokens`). `reason`, one of `prefix_cache.explain.MissReason`, is empty
+    where all that was ever stored of the prompt was found. `position` is that of the first token
+    that was not found; `stored` has a few of the tokens that the same namespace holds there
+    instead, packed. `evicted_ago_s` goes with "evicted".
+    """
+
+    num_cached_tokens: int
+    num_in_flight_tokens: int = 0
+    num_disk_tokens: int = 0
+    reason: str = ""
+    position: int = 0
+    stored: bytes = b""
+    evicted_ago_s: float = 0.0
+
+
+class LeaseInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A lease: `num_tokens` of the `num_tokens_asked` first tokens of a prefix are held for
+    `remaining_s`, and for `ttl_s` from each hit on. `id` is empty where nothing was granted."""
+
+    id: str
+    num_tokens: int
+    num_tokens_asked: int
+    ttl_s: float
+    remaining_s: float
+    num_hits: int = 0
+    salt: str = ""
+
+
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """The request was admitted: its prefix is matched and its first chunk is planned."""
 
@@ -117,6 +158,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     num_prompt_tokens: int
     num_cached_tokens: int
     time_ns: int
+    cache: CacheReport | None = None
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
@@ -173,6 +215,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     message: str = ""
     phases: tuple[Phase, ...] = ()
     retryable: bool = False
+    leases: tuple[LeaseInfo, ...] = ()
 
 
 EngineEvent: TypeAlias = Started | PromptLogprobs | TokenDelta | Finished
@@ -186,6 +229,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `itl_target_ms` is the time between tokens that is kept, `ttft_target_ms` that to the first
     token, which is promised by refusing what could not keep it; 0 for none. `max_waiting` requests
     with `max_waiting_tokens` prompt tokens may wait, more are refused.
+    `cache_dir` keeps what is cached from one engine to the next; "" for nothing.
     """
 
     model: str
@@ -202,6 +246,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 64
     max_waiting: int = 1024
     max_waiting_tokens: int = 1 << 20
+    cache_dir: str = ""
     log_level: str = "info"
 
 
@@ -219,6 +264,39 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     numeric_mode: str
     threads: int
+
+
+class ExplainPrompt(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
+    """What the cache would have of a prompt now; answered by CacheReport."""
+
+    tenant: str
+    salt: str
+    token_ids: bytes
+
+
+class ListLeases(msgspec.Struct, frozen=True, array_like=True, tag="leases"):
+    """The tenant's leases."""
+
+    tenant: str
+
+
+class ExtendLease(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
+    """Let a lease of the tenant end `ttl_s` from now; answered by it, or by none."""
+
+    tenant: str
+    id: str
+    ttl_s: float
+
+
+class ReleaseLease(msgspec.Struct, frozen=True, array_like=True, tag="release"):
+    """End a lease of the tenant; answered by it, or by none."""
+
+    tenant: str
+    id: str
+
+
+CacheCall: TypeAlias = ExplainPrompt | ListLeases | ExtendLease | ReleaseLease
+CacheAnswer: TypeAlias = CacheReport | tuple[LeaseInfo, ...]
 
 
 class PoolStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Recount of pages from a walk over trees and live tables, compared with what the pool says."""
+"""Recount of pages from a walk over trees, tables and leases, compared with what the pool says."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefix_cache.eviction import Evictor
+from prefix_cache.lease import LeaseBook
 from prefix_cache.page_pool import PageIds, PagePool
 from prefix_cache.radix_tree import Node, RadixForest
 
@@ -22,20 +23,28 @@ class AuditError(Exception):
 class LiveTable(Protocol):
     """What the audit reads of a request's page table."""
 
-    pages: list[int]
     num_tokens: int
     num_writable: int
     copy_source: int | None
 
+    @property
+    def pages(self) -> list[int]: ...
+
 
 def find_differences(
-    pool: PagePool, forest: RadixForest, evictor: Evictor, tables: Collection[LiveTable]
+    pool: PagePool,
+    forest: RadixForest,
+    evictor: Evictor,
+    tables: Collection[LiveTable],
+    leases: LeaseBook,
 ) -> list[str]:
-    """Every way in which pool, trees and tables disagree, a sentence each. Changes nothing."""
+    """Every way in which pool, trees, tables and leases disagree, a sentence each. Changes
+    nothing."""
     nodes = [node for root in forest.roots.values() for node in _walk(root)]
     found = [line for node in nodes for line in _check_node(node, pool, forest, evictor)]
     found += [line for table in tables for line in _check_table(table, forest)]
-    found += _check_pool(pool, nodes, tables)
+    found += _check_pool(pool, nodes, tables, leases)
+    found += [line for lease in leases for line in _check_path(lease.pages.tolist(), forest)]
     found += [
         f"namespace {name} has an empty tree"
         for name, root in forest.roots.items()
@@ -78,7 +87,7 @@ def _check_node(node: Node, pool: PagePool, forest: RadixForest, evictor: Evicto
         num_slots = min(page_size, node.num_tokens - index * page_size)
         if pool.sealed[page] < num_slots:
             yield f"page {page}: {num_slots} slots published, {pool.sealed[page]} sealed"
-    if evictor.is_candidate(node) and not node.queued:
+    if evictor.is_candidate(node) and node.queued < 0:
         yield f"{_label(node)}: evictable but not queued"
 
 
@@ -90,22 +99,32 @@ def _check_table(table: LiveTable, forest: RadixForest) -> Iterator[str]:
         yield f"{label}: {table.num_tokens} tokens in {len(table.pages)} pages"
     if table.num_writable not in (table.num_tokens, len(table.pages) * page_size):
         yield f"{label}: writable up to {table.num_writable}"
+    yield from _check_path(table.pages[:full], forest)
+
+
+def _check_path(pages: list[int], forest: RadixForest) -> Iterator[str]:
+    """What is held of a prefix are the tree's own pages, in order from its root."""
     path: list[int] = []
-    node = forest.node_of(table.pages[full - 1]) if full else None
+    node = forest.node_of(pages[-1]) if pages else None
     while node is not None:
         path = node.pages.tolist() + path
         node = node.parent
-    if path[:full] != table.pages[:full]:
-        yield f"{label}: its {full} full pages are not those of the tree"
+    if path[: len(pages)] != pages:
+        yield f"holder of pages {pages[:4]}..: these {len(pages)} are not those of the tree"
 
 
-def _check_pool(pool: PagePool, nodes: list[Node], tables: Collection[LiveTable]) -> Iterator[str]:
+def _check_pool(
+    pool: PagePool, nodes: list[Node], tables: Collection[LiveTable], leases: LeaseBook
+) -> Iterator[str]:
     total = len(pool.refs)
     copied = [table.copy_source for table in tables if table.copy_source is not None]
     refs = _tally([*(table.pages for table in tables), copied], total)
     listed = _tally([node.pages for node in nodes], total)
     free = _tally([pool.free_ids], total)
     owned = _tally([_owned_pages(table) for table in tables], total)
+    pins = _tally([lease.pages for lease in leases], total)
+    for page in np.flatnonzero(pins != pool.pins).tolist():
+        yield f"page {page}: {pins[page]} leases counted, {pool.pins[page]} recorded"
     for page in np.flatnonzero(refs != pool.refs).tolist():
         yield f"page {page}: {refs[page]} references counted, {pool.refs[page]} recorded"
     for page in np.flatnonzero(listed != pool.listed).tolist():
@@ -118,11 +137,13 @@ def _check_pool(pool: PagePool, nodes: list[Node], tables: Collection[LiveTable]
         yield f"page {page}: free, yet sealed"
     counts = pool.counts()
     num_referenced = int(np.count_nonzero(refs))
-    num_cached = int(np.count_nonzero((refs == 0) & (listed > 0)))
-    if (counts.referenced, counts.cached) != (num_referenced, num_cached):
+    num_pinned = int(np.count_nonzero((refs == 0) & (pins > 0)))
+    num_cached = int(np.count_nonzero((refs == 0) & (pins == 0) & (listed > 0)))
+    recounted = (num_referenced, num_pinned, num_cached)
+    if (counts.referenced, counts.pinned, counts.cached) != recounted:
         yield (
-            f"{num_referenced} pages referenced and {num_cached} cached, "
-            f"recorded {counts.referenced} and {counts.cached}"
+            f"{recounted} pages referenced, pinned and cached, "
+            f"recorded {counts.referenced}, {counts.pinned} and {counts.cached}"
         )
 
 

@@ -1,21 +1,29 @@
-"""The face of the prefix cache: match, extend, publish, release, fork, flush, audit.
+"""The face of the prefix cache: match, extend, publish, release, fork, lease, flush, audit.
 
 One thread calls it. README.md states the rules of pages and slots.
 """
 
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prefix_cache.audit import AuditError, find_differences
-from prefix_cache.eviction import Evictor
+from prefix_cache.evicted import EvictedPrefixes, Eviction
+from prefix_cache.eviction import EvictionPolicy, Evictor, LeastRecentlyUsed
+from prefix_cache.explain import Explanation, explain
 from prefix_cache.key import Namespace
+from prefix_cache.lease import Lease, LeaseBook, LeaseBudget
 from prefix_cache.page_pool import CacheError, PagePool, PoolCounts
-from prefix_cache.radix_tree import Node, RadixForest, TokenIds
+from prefix_cache.page_table import PageTable
+from prefix_cache.radix_tree import Match, Node, RadixForest, Root, TokenIds, Use
 
 __all__ = [
     "AuditError",
     "CacheError",
+    "Explanation",
+    "Lease",
     "PageCopy",
     "PageTable",
     "PoolCounts",
@@ -24,25 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(eq=False, slots=True)
-class PageTable:
-    """The pages of one live request: owned by the request, changed only by the cache.
-
-    pages: the page of each page index; slots 0..num_tokens-1 hold valid K/V (matched, or computed
-    and published), slots num_tokens..num_writable-1 may be written. copy_source: the page that a
-    copy planned by `extend` reads, referenced until the step is published; None without one.
-    """
-
-    namespace: Namespace
-    pages: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    num_writable: int = 0
-    copy_source: int | None = None
-
-    @property
-    def is_append_owner(self) -> bool:
-        """Whether slot num_tokens lies in a page of this table that it may write."""
-        return self.num_writable > self.num_tokens
+_MOST_TURNS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +45,12 @@ class PageCopy:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """A new table that holds references on the matched pages, and how many tokens they cover."""
+    """A new table that holds references on the matched pages, how many tokens they cover, and
+    why not more."""
 
     table: PageTable
     num_cached_tokens: int
+    explanation: Explanation
 
 
 class PrefixCache:
@@ -69,13 +61,25 @@ class PrefixCache:
     Calls outside a method's contract raise CacheError and change nothing.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        policy: EvictionPolicy | None = None,
+        *,
+        budget: LeaseBudget | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` gives seconds, for leases and for when something was evicted."""
         self._page_size = page_size
+        self._policy = policy or LeastRecentlyUsed()
+        self.clock = clock
         self._pool = PagePool(num_pages)
         self._forest = RadixForest(num_pages, page_size)
-        self._evictor = Evictor(self._pool, self._forest)
+        self._evicted = EvictedPrefixes(num_pages, page_size, clock)
+        self._evictor = Evictor(self._pool, self._forest, self._policy, self._evicted)
+        self._leases = LeaseBook(self._pool, budget or LeaseBudget.of(num_pages))
         self._tables: set[PageTable] = set()
-        self._clock = 0
         self.evicted_for_room = 0
         self.evicted_by_flush = 0
 
@@ -84,14 +88,27 @@ class PrefixCache:
     ) -> PrefixMatch:
         """The longest cached prefix of `token_ids`, at most `limit` tokens, also inside a page.
 
-        Takes references on its pages, never copies. The table lives until `release`.
+        Takes references on its pages, never copies, and refreshes the leases it meets. The table
+        lives until `release`.
         """
-        found = self._forest.match(namespace, _as_tokens(token_ids[:limit]))
+        tokens = _as_tokens(token_ids)
+        found = self._forest.match(namespace, tokens[:limit])
         self._pool.ref(found.pages)
+        self._leases.refresh(found.pages[: found.num_tokens // self._page_size], self.clock())
         length = found.num_tokens
-        table = PageTable(namespace, found.pages.tolist(), length, length)
+        eviction = self._evicted.find(namespace, tokens, length)
+        origin = self._origin(found, eviction)
+        table = PageTable(namespace, found.pages, length, origin)
         self._tables.add(table)
-        return PrefixMatch(table, length)
+        why = self._explain(namespace, tokens, found, eviction)
+        return PrefixMatch(table, length, why)
+
+    def explain(self, namespace: Namespace, token_ids: TokenIds) -> Explanation:
+        """What `match` would find now and why not more; changes nothing."""
+        tokens = _as_tokens(token_ids)
+        found = self._forest.match(namespace, tokens)
+        eviction = self._evicted.find(namespace, tokens, found.num_tokens)
+        return self._explain(namespace, tokens, found, eviction)
 
     def peek(self, namespace: Namespace, token_ids: TokenIds) -> int:
         """The length `match` would find now; changes nothing."""
@@ -112,24 +129,25 @@ class PrefixCache:
         self._check_live(table)
         first, offset = divmod(table.num_tokens, self._page_size)
         shares_tail = bool(offset) and not table.is_append_owner
-        copies_tail = shares_tail and not self._pool.may_append(table.pages[first], offset)
-        num_new = -(-num_tokens // self._page_size) - len(table.pages) + copies_tail
+        tail = int(table.page_ids[first]) if shares_tail else -1
+        copies_tail = shares_tail and not self._pool.may_append(tail, offset)
+        num_new = -(-num_tokens // self._page_size) - table.num_pages + copies_tail
         missing = num_new - self._pool.num_free
         if missing > self._pool.num_cached:
             return None
         if missing > 0:
             self.evicted_for_room += self._evictor.evict(missing)
-        new_pages: list[int] = self._pool.allocate(num_new).tolist() if num_new else []
+        new_pages = self._pool.allocate(num_new)
         copies: tuple[PageCopy, ...] = ()
         if copies_tail:
-            source = table.pages[first]
-            copies = (PageCopy(source, new_pages[0]),)
-            table.copy_source = source
-            table.pages[first] = new_pages.pop(0)
+            copies = (PageCopy(tail, int(new_pages[0])),)
+            table.copy_source = tail
+            table.page_ids[first] = new_pages[0]
+            new_pages = new_pages[1:]
         elif shares_tail:
-            self._pool.owned[table.pages[first]] = True
-        table.pages += new_pages
-        table.num_writable = len(table.pages) * self._page_size
+            self._pool.owned[tail] = True
+        table.append(new_pages)
+        table.num_writable = table.num_pages * self._page_size
         return copies
 
     def publish(
@@ -153,6 +171,7 @@ class PrefixCache:
         if end > len(token_ids):
             raise CacheError(f"{num_tokens} tokens published, {len(token_ids)} given")
         table.num_tokens = num_tokens
+        table.published = True
         if table.copy_source is not None:
             self._end_copy(table)
         if end > start * page_size:
@@ -165,7 +184,7 @@ class PrefixCache:
         CacheError the second time.
         """
         self._check_live(table)
-        pages = np.array(table.pages, dtype=np.int64)
+        pages = table.page_ids
         full = table.num_tokens // self._page_size
         if table.is_append_owner:
             self._pool.owned[pages[full:]] = False
@@ -174,13 +193,11 @@ class PrefixCache:
         deepest = self._deepest_node(table, full)
         self._pool.unref(pages)
         if deepest is not None:
-            self._clock += 1
-            deepest.last_used = self._clock
+            self._evictor.tick += 1
+            deepest.use = self._use(table, deepest, full)
             self._evictor.offer(deepest)
         self._tables.remove(table)
-        table.pages = []
-        table.num_tokens = 0
-        table.num_writable = -1
+        table.close()
 
     def fork(self, table: PageTable) -> PageTable:
         """A second table over the same valid slots; whoever writes into a shared page copies it,
@@ -190,20 +207,83 @@ class PrefixCache:
         if table.copy_source is not None:
             raise CacheError("fork while the copy of the last page is planned")
         length = table.num_tokens
-        pages = table.pages[: -(-length // self._page_size)]
-        self._pool.ref(np.array(pages, dtype=np.int64))
+        pages = table.page_ids[: -(-length // self._page_size)].copy()
+        self._pool.ref(pages)
         if length % self._page_size:
-            self._pool.seal(pages[-1], length % self._page_size)
-        child = PageTable(table.namespace, pages, length, length)
+            self._pool.seal(int(pages[-1]), length % self._page_size)
+        child = PageTable(table.namespace, pages, length)
         self._tables.add(child)
         return child
 
     def count_exclusive(self, table: PageTable) -> int:
         """How many pages nobody would reference any more if this table were released."""
-        return int(np.count_nonzero(self._pool.refs[table.pages] == 1))
+        return int(np.count_nonzero(self._pool.refs[table.page_ids] == 1))
+
+    def lease(self, namespace: Namespace, token_ids: TokenIds, ttl_s: float) -> Lease | None:
+        """Hold the whole pages of a prefix for `ttl_s` from now, and from each later hit, as far
+        as they are in the tree now and the tenant's budget goes; None where that is no page.
+
+        A lease of the same pages is prolonged instead. Pages beyond the lease may be evicted.
+        """
+        now_s = self.clock()
+        self.expire()
+        found = self._forest.match(namespace, _as_tokens(token_ids))
+        whole = found.pages[: found.num_tokens // self._page_size]
+        return self._leases.grant(namespace, whole, len(token_ids), ttl_s, now_s)
+
+    def leases(self, tenant: str) -> list[Lease]:
+        """The tenant's leases that hold now, the first granted first."""
+        self.expire()
+        return self._leases.of(tenant)
+
+    def extend_lease(self, tenant: str, lease_id: str, ttl_s: float) -> Lease | None:
+        """Let a lease of the tenant end `ttl_s` from now; None where it has none of this id."""
+        self.expire()
+        lease = self._leases.find(tenant, lease_id)
+        if lease is not None:
+            self._leases.prolong(lease, ttl_s, self.clock())
+        return lease
+
+    def release_lease(self, tenant: str, lease_id: str) -> Lease | None:
+        """End a lease of the tenant; None where it has none of this id."""
+        lease = self._leases.find(tenant, lease_id)
+        if lease is not None:
+            self._end_lease(lease)
+        return lease
+
+    def all_leases(self) -> list[Lease]:
+        """Every tenant's leases."""
+        self.expire()
+        return list(self._leases)
+
+    def lease_tokens(self, lease: Lease) -> TokenIds:
+        """The tokens of the pages that a lease holds."""
+        node = self._forest.node_of(int(lease.pages[-1]))
+        assert node is not None
+        num_tokens = len(lease.pages) * self._page_size
+        return self._forest.path_tokens(node, node.num_tokens)[:num_tokens]
+
+    def roots(self) -> list[tuple[Namespace, Root]]:
+        """The trees, to be read only."""
+        return list(self._forest.roots.items())
+
+    def expire(self) -> int:
+        """End the leases whose time has passed; how many. O(1) when none has."""
+        ended = self._leases.expired(self.clock())
+        for lease in ended:
+            self._end_lease(lease)
+        return len(ended)
+
+    def break_lease(self) -> Lease | None:
+        """End the lease that has least time left, for a request that could never run beside it;
+        None where there is none."""
+        lease = self._leases.first_to_expire()
+        if lease is not None:
+            self._end_lease(lease)
+        return lease
 
     def flush(self) -> int:
-        """Drop all cached pages; how many."""
+        """Drop all cached pages; how many. Leased ones stay."""
         num_pages = self._evictor.evict(self._pool.num_cached)
         self.evicted_by_flush += num_pages
         return num_pages
@@ -217,15 +297,56 @@ class PrefixCache:
 
         Raises AuditError naming every difference.
         """
-        differences = find_differences(self._pool, self._forest, self._evictor, self._tables)
+        differences = find_differences(
+            self._pool, self._forest, self._evictor, self._tables, self._leases
+        )
         if differences:
             raise AuditError(differences)
         return self._pool.counts()
 
+    def _origin(self, found: Match, eviction: Eviction | None) -> Use | None:
+        """The use that a match goes on from: that of the leaf it covers at least half of, or of
+        what stood behind the match before it was evicted."""
+        node = found.node
+        is_leaf = node is not None and not node.children and node.use.tick > 0
+        if node is None or not is_leaf or 2 * found.depth < node.num_tokens:
+            return None if eviction is None else eviction.use
+        reached_end = -(-found.depth // self._page_size) == node.num_pages
+        return replace(node.use, whole=node.use.whole and reached_end)
+
+    def _use(self, table: PageTable, deepest: Node, num_full: int) -> Use:
+        """The use that a table leaves; the policy learns from those that published."""
+        tick, origin = self._evictor.tick, table.origin
+        if not table.published:
+            return replace(deepest.use, tick=tick)
+        turns = 0 if origin is None else min(origin.turns + 1, _MOST_TURNS)
+        kind = self._policy.kind_of(turns, num_full - (origin.num_pages if origin else 0))
+        self._policy.ended(kind)
+        if origin is not None:
+            self._policy.reused(origin.kind, tick - origin.tick, whole=origin.whole)
+        return Use(tick, turns, kind, num_full)
+
+    def _explain(
+        self, namespace: Namespace, tokens: TokenIds, found: Match, eviction: Eviction | None
+    ) -> Explanation:
+        return explain(
+            self._forest,
+            namespace,
+            tokens,
+            found,
+            None if eviction is None else self.clock() - eviction.evicted_s,
+        )
+
+    def _end_lease(self, lease: Lease) -> None:
+        self._leases.end(lease)
+        node = self._forest.node_of(int(lease.pages[-1]))
+        if node is not None:
+            self._evictor.offer(node)
+
     def _insert(self, table: PageTable, tokens: TokenIds, start: int) -> None:
         page_size, pool = self._page_size, self._pool
-        after = table.pages[start - 1] if start else None
-        own = np.array(table.pages[start : start - (-len(tokens) // page_size)], dtype=np.int64)
+        after = int(table.page_ids[start - 1]) if start else None
+        own = table.page_ids[start : start - (-len(tokens) // page_size)].copy()
         done = self._forest.insert(table.namespace, after, start, tokens, own)
         num_canonical = len(done.canonical)
         if num_canonical:
@@ -233,7 +354,7 @@ class PrefixCache:
             pool.ref(done.canonical)
             pool.owned[duplicates] = False
             pool.unref(duplicates)
-            table.pages[start : start + num_canonical] = done.canonical.tolist()
+            table.page_ids[start : start + num_canonical] = done.canonical
         pool.enlist(done.listed)
         if done.replaced is not None:
             pool.delist(np.array([done.replaced], dtype=np.int64))
@@ -255,10 +376,11 @@ class PrefixCache:
 
     def _deepest_node(self, table: PageTable, full: int) -> Node | None:
         """The node of the table's last page in the tree: the partial one, else the last full."""
-        tail = self._forest.node_of(table.pages[full]) if len(table.pages) > full else None
+        ids = table.page_ids
+        tail = self._forest.node_of(int(ids[full])) if len(ids) > full else None
         if tail is not None or not full:
             return tail
-        return self._forest.node_of(table.pages[full - 1])
+        return self._forest.node_of(int(ids[full - 1]))
 
     def _check_live(self, table: PageTable) -> None:
         if table not in self._tables:

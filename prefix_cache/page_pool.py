@@ -27,8 +27,10 @@ class PagePool:
     """The state of pages 0..num_pages-1, one numpy cell per page and fact.
 
     refs: live page tables that list the page, plus copies in flight from it.
-    listed: a node of the radix tree lists it. A page is referenced while refs > 0, else cached
-    while listed, else free; dropping the last of either frees it at once.
+    pins: leases that hold the page, which is then listed too.
+    listed: a node of the radix tree lists it. A page is referenced while refs > 0, else pinned
+    while pins > 0, else cached while listed, else free; dropping the last of these frees it at
+    once.
     owned: a live table is the page's append owner. sealed: slots 0..sealed-1 may be read by
     others than the owner (published or forked) and are never written again while the page lives.
 
@@ -37,12 +39,15 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.refs = np.zeros(num_pages, dtype=np.int32)
+        self.pins = np.zeros(num_pages, dtype=np.int32)
         self.listed = np.zeros(num_pages, dtype=np.bool_)
         self.owned = np.zeros(num_pages, dtype=np.bool_)
         self.sealed = np.zeros(num_pages, dtype=np.int32)
         self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int64)
         self._num_free = num_pages
         self._num_referenced = 0
+        self._num_pinned = 0
+        self._num_pins = 0
 
     @property
     def num_free(self) -> int:
@@ -50,7 +55,7 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        return len(self.refs) - self._num_free - self._num_referenced
+        return len(self.refs) - self._num_free - self._num_referenced - self._num_pinned
 
     @property
     def free_ids(self) -> PageIds:
@@ -63,7 +68,7 @@ class PagePool:
             free=self._num_free,
             cached=self.num_cached,
             referenced=self._num_referenced,
-            pinned=0,
+            pinned=self._num_pinned,
         )
 
     def allocate(self, num_pages: int) -> PageIds:
@@ -82,6 +87,8 @@ class PagePool:
         refs = self.refs[pages]
         self.refs[pages] = refs + 1
         self._num_referenced += len(refs) - int(np.count_nonzero(refs))
+        if self._num_pinned:
+            self._num_pinned -= int(np.count_nonzero(self.pins[pages[refs == 0]]))
 
     def unref(self, pages: PageIds) -> None:
         """Drop a reference of each page. Raises CacheError if one has none."""
@@ -91,7 +98,30 @@ class PagePool:
             raise CacheError(f"pages {pages[refs < 0].tolist()} have no reference to drop")
         self.refs[pages] = refs
         self._num_referenced -= len(idle)
+        if self._num_pins:
+            self._num_pinned += int(np.count_nonzero(self.pins[idle]))
         self._reclaim(idle[~self.listed[idle]])
+
+    def pin(self, pages: PageIds) -> None:
+        """A lease holds these pages, which a tree lists."""
+        fresh = pages[self.pins[pages] == 0]
+        self.pins[pages] += 1
+        self._num_pins += len(pages)
+        self._num_pinned += int(np.count_nonzero(self.refs[fresh] == 0))
+
+    def unpin(self, pages: PageIds) -> None:
+        """A lease ends. Raises CacheError if one of the pages has none."""
+        pins = self.pins[pages] - 1
+        if len(pins) and int(pins.min()) < 0:
+            raise CacheError(f"pages {pages[pins < 0].tolist()} have no lease to end")
+        self.pins[pages] = pins
+        self._num_pins -= len(pages)
+        self._num_pinned -= int(np.count_nonzero(self.refs[pages[pins == 0]] == 0))
+
+    def is_held(self, pages: PageIds) -> NDArray[np.bool_]:
+        """Which pages may not be evicted: a request reads them, or a lease holds them."""
+        held: NDArray[np.bool_] = (self.refs[pages] > 0) | (self.pins[pages] > 0)
+        return held
 
     def enlist(self, pages: PageIds) -> None:
         """The tree lists these pages now."""

@@ -6,8 +6,8 @@ with the longest common start is next to where a bisect ends.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,11 +49,28 @@ def _appended(buffer: _Items, length: int, items: _Items) -> _Items:
     return buffer
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The last request that ended in a node: when (`tick` counts ends), how many turns had gone
+    on from one another with it, its kind, as the eviction policy tells them apart, and how many
+    pages it had. `whole` until the end of what it left is cut."""
+
+    tick: int
+    turns: int
+    kind: int
+    num_pages: int
+    whole: bool = True
+
+
+NEVER: Final = Use(0, 0, 0, 0)
+
+
 class Node:
     """A stretch of tokens and one page for each page of it; a root has none of either.
 
     Changed only by `RadixForest`. first_page: page index in the sequence at which the stretch
-    begins. last_used and queued belong to eviction.
+    begins. use and queued belong to eviction: the last use of what ends here, and the kind of
+    queue the node stands in (-1 for none).
     """
 
     __slots__ = (
@@ -62,11 +79,11 @@ class Node:
         "child_keys",
         "children",
         "first_page",
-        "last_used",
         "num_pages",
         "num_tokens",
         "parent",
         "queued",
+        "use",
     )
 
     def __init__(self, parent: "Node | None", first_page: int) -> None:
@@ -76,8 +93,8 @@ class Node:
         self.num_pages = 0
         self.child_keys: list[bytes] = []
         self.children: list[Node] = []
-        self.last_used = 0
-        self.queued = False
+        self.use = NEVER
+        self.queued = -1
         self._tokens: TokenIds = np.empty(0, dtype=np.int32)
         self._pages: PageIds = np.empty(0, dtype=np.int64)
 
@@ -135,10 +152,15 @@ class Root(Node):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest stored prefix and its pages, of which the last may be valid in part."""
+    """The longest stored prefix and its pages, of which the last may be valid in part.
+
+    `node` is the last one on the way, None where nothing is stored; `depth` of its tokens match.
+    """
 
     num_tokens: int
     pages: PageIds
+    node: Node | None
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +194,12 @@ class RadixForest:
         """The longest prefix of `tokens` stored, token by token. Changes nothing."""
         node: Node | None = self.roots.get(namespace)
         runs: list[PageIds] = []
-        position = 0
+        position = common = 0
         while node is not None and position < len(tokens):
-            node, common = node.closest_child(self._key(tokens, position))
-            if node is None:
+            child, shared = node.closest_child(self._key(tokens, position))
+            if child is None:
                 break
+            node, common = child, shared
             if common == self.page_size:
                 common = common_prefix(node.tokens, tokens[position:])
             runs.append(node.pages[: -(-common // self.page_size)])
@@ -184,7 +207,33 @@ class RadixForest:
             if common < node.num_tokens:
                 break
         pages = np.concatenate(runs) if runs else np.empty(0, dtype=np.int64)
-        return Match(position, pages)
+        return Match(position, pages, node, common)
+
+    def continuation(self, found: Match) -> TokenIds:
+        """The stored tokens that follow a match: the rest of the edge, else the start of the
+        branch used last; a view, empty at the end of what is stored."""
+        node = found.node
+        if node is None:
+            return np.empty(0, dtype=np.int32)
+        if found.depth < node.num_tokens or not node.children:
+            return node.tokens[found.depth :]
+        return max(node.children, key=lambda child: child.use.tick).tokens
+
+    def path_tokens(self, node: Node, num_tokens: int) -> TokenIds:
+        """All tokens from the root to the first `num_tokens` of the node."""
+        parts = [node.tokens[:num_tokens]]
+        above = node.parent
+        while above is not None:
+            parts.append(above.tokens)
+            above = above.parent
+        return np.concatenate(parts[::-1])
+
+    def namespace_of(self, node: Node) -> Namespace:
+        """The namespace whose tree the node is in."""
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, Root)
+        return node.namespace
 
     def insert(
         self, namespace: Namespace, after: int | None, start: int, tokens: TokenIds, pages: PageIds
@@ -227,8 +276,9 @@ class RadixForest:
 
     def cut(self, leaf: Node, num_pages: int) -> PageIds:
         """Take the last `num_pages` pages off a leaf, and an emptied one (and an emptied
-        namespace) out of the forest; its parent then counts as used when it was.
+        namespace) out of the forest; its parent then counts as used when it was, but cut.
         """
+        leaf.use = replace(leaf.use, whole=False)
         kept = leaf.num_pages - num_pages
         pages = leaf.pages[kept:].copy()
         self._node_of[pages] = None
@@ -240,7 +290,8 @@ class RadixForest:
         index = bisect_left(parent.child_keys, leaf.key(self.page_size))
         del parent.child_keys[index], parent.children[index]
         leaf.keep(0, 0)
-        parent.last_used = max(parent.last_used, leaf.last_used)
+        if leaf.use.tick > parent.use.tick:
+            parent.use = leaf.use
         if isinstance(parent, Root) and not parent.children:
             del self.roots[parent.namespace]
         return pages
@@ -275,6 +326,7 @@ class RadixForest:
             return parent
         num_tokens = depth * self.page_size
         upper = Node(parent, node.first_page)
+        upper.use = node.use
         upper.append(node.tokens[:num_tokens], node.pages[:depth])
         parent.children[bisect_left(parent.child_keys, node.key(self.page_size))] = upper
         node.drop_front(num_tokens, depth)

@@ -26,6 +26,7 @@ from engine.transport import (
 from engine.types import EngineInfo
 from service.access.keys import KeyFile, KeyFileError, hash_key, key_entry, new_key
 from service.app import create_app
+from service.cache_warm import PrewarmError, warm_from_file
 from service.config import NewKey, Settings, SettingsError, parse_command
 from service.server import Server, bind
 from service.services import build_services
@@ -96,6 +97,8 @@ async def _serve(settings: Settings, started_s: float) -> None:
         try:
             _say(_describe(engine.info))
             services = build_services(settings, engine, assets, *tracers, keys=keys)
+            if settings.prewarm is not None:
+                await warm_from_file(services, settings.prewarm)
             server = Server(create_app(services), engine, settings)
             server.handle_signals()
             gc.set_threshold(*GC_THRESHOLDS)
@@ -106,7 +109,7 @@ async def _serve(settings: Settings, started_s: float) -> None:
                 raise EngineLost(lost.result())
             lost.cancel()
             _say("ended")
-        except TextError as error:
+        except (TextError, PrewarmError) as error:
             raise StartError(str(error)) from error
         except OSError as error:
             raise _cannot_listen(settings, error) from error

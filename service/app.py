@@ -16,6 +16,7 @@ from engine.types import SHARED_TENANT
 from service.access.credentials import CredentialMiddleware
 from service.access.origin import OriginMiddleware
 from service.admin import Flush, Health, Pool, Ready
+from service.cache_api import Explain, Leases, OneLease, Prewarm
 from service.catalog import Model, Models
 from service.chat import ChatCompletions
 from service.completions import Completions
@@ -83,6 +84,10 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
         Route("/v1/messages/count_tokens", CountTokens(services), methods=["POST"]),
         Route("/v1/models", Models(card), methods=["GET"]),
         Route("/v1/models/{model:path}", Model(card), methods=["GET"]),
+        Route("/v1/cache/explain", Explain(services), methods=["POST"]),
+        Route("/v1/cache/prewarm", Prewarm(services), methods=["POST"]),
+        Route("/v1/cache/leases", Leases(services), methods=["GET", "POST"]),
+        Route("/v1/cache/leases/{id}", OneLease(services), methods=["POST", "DELETE"]),
         Route("/tokenize", Tokenize(services), methods=["POST"]),
         Route("/detokenize", Detokenize(services), methods=["POST"]),
         Route("/health", Health(engine), methods=["GET"]),

@@ -115,4 +115,5 @@ def total_usage(ends: Sequence[Completed], per_prompt: int) -> Usage:
         sum(end.usage.prompt_tokens for end in first),
         sum(end.usage.cached_tokens for end in first),
         sum(end.usage.output_tokens for end in ends),
+        ends[0].usage.cache,
     )

@@ -64,6 +64,8 @@ class Settings:
     `model_names`: the first is the served id, the others are aliases; empty for the model's own.
     `script`: a file of scripted tokens that are served in place of the model's (load tests).
     `drain_s`: how long running requests may take to finish when the server is told to end.
+    `cache_dir`: where what is cached is kept from one start to the next.
+    `prewarm`: a file of prompts that are computed before the server is ready.
     `step_limit_s`: the engine counts as hung after so long a silence; `engine_restarts`: how often
     within a minute it is started again.
     `trace`: whether spans are exported, to where the OTEL_* variables say.
@@ -94,6 +96,8 @@ class Settings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tool_format: FormatName | None = None
+    prewarm: Path | None = None
+    cache_dir: Path | None = None
     drain_s: float = 30.0
     step_limit_s: float = 120.0
     engine_restarts: int = 5
@@ -114,6 +118,7 @@ class Settings:
             threads=self.threads,
             exact=self.exact,
             backend=self.backend,
+            cache_dir="" if self.cache_dir is None else str(self.cache_dir.absolute()),
             log_level=self.log_level,
             decode_token_budget=self.prefill_chunk,
             itl_target_ms=self.itl_target_ms,
@@ -181,6 +186,8 @@ def _settings(given: argparse.Namespace) -> Settings:
         tool_format=given.tool_format,
         drain_s=given.drain,
         step_limit_s=given.step_limit,
+        prewarm=given.prewarm,
+        cache_dir=given.cache_dir,
         engine_restarts=given.engine_restarts,
         log_level=given.log_level,
         trace=tracing_is_configured(os.environ),
@@ -357,6 +364,18 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="ORIGIN",
         help="web pages that may use the server, like https://app.example; repeatable",
+    )
+    add(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the cache here over restarts: written at the end, read at the start",
+    )
+    add(
+        "--prewarm",
+        type=Path,
+        metavar="FILE",
+        help="compute these prompts first: per line a body as of POST /v1/cache/prewarm",
     )
     add(
         "--tool-format",

@@ -72,7 +72,9 @@ class GenerationOptions:
     """How to generate. None means: the server's default (for max_tokens, all the context left).
 
     Ranges are checked by the dialect, which knows the field's name on its wire.
-    `fit_max_tokens`: more than the context has left is cut to what is left, not refused.
+    `keep_s`: how long the whole prompt is to be leased. `cache_report`: usage is to say what of the
+    prompt was cached, and why not more. `fit_max_tokens`: more than the context has left is cut to
+    what is left, not refused.
     """
 
     max_tokens: int | None = None
@@ -97,14 +99,26 @@ class GenerationOptions:
     priority: int = 0
     timeout_s: float | None = None
     salt: str = ""
+    keep_s: float | None = None
+    cache_report: bool = False
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     output_format: OutputFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class KeptPrefix:
+    """A beginning of the prompt to be leased for `ttl_s`: what `conversation` renders to, as far
+    as the prompt begins with it."""
+
+    conversation: Conversation
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation. `id` is the id the dialect shows (chatcmpl-…, resp_…).
+    """One generation. `id` is the id the dialect shows (chatcmpl-…, resp_…). `kept` are the
+    prefixes to be leased, shortest first.
 
     `former` are token ids, packed, of a prompt and its answer that the conversation continues.
     """
@@ -114,6 +128,7 @@ class GenerationRequest:
     conversation: Conversation
     options: GenerationOptions
     former: bytes = b""
+    kept: tuple[KeptPrefix, ...] = ()
 
     @property
     def callable_tools(self) -> tuple[str, ...]:

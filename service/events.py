@@ -10,16 +10,18 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from engine.types import SHARED_TENANT, FinishReason, Phase, TokenLogprobs
+from engine.types import SHARED_TENANT, CacheReport, FinishReason, Phase, TokenLogprobs
+from service.cache_report import CacheSummary
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`cached_tokens` is a subset of `prompt_tokens`."""
+    """`cached_tokens` is a subset of `prompt_tokens`; `cache` says more, where that was asked."""
 
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    cache: CacheSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,13 @@ class TokenText:
 class Admitted:
     """The prompt is rendered, tokenised and accepted by the engine; nothing is generated yet.
 
-    `token_ids` are the prompt's, as `engine.types.pack_tokens` makes them.
+    `token_ids` are the prompt's, as `engine.types.pack_tokens` makes them; the first `num_kept`
+    are the longest prefix that the client asks to keep.
     """
 
     prompt_tokens: int
     token_ids: bytes = field(default=b"", repr=False, compare=False)
+    num_kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,7 @@ class RequestRecord:
     previous_response_id: str | None = None
     phases: list[Phase] = field(default_factory=list)
     usage: Usage | None = None
+    cache: CacheReport | None = None
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
     num_replayed_tokens: int = 0

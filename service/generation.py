@@ -1,12 +1,15 @@
 """The one generation path: every dialect decodes before it and encodes after it."""
 
+import contextlib
 import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import anyio
+import anyio.to_thread
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,7 @@ from engine.types import (
     EngineRequest,
     Finished,
     FinishReason,
+    KeepPrefix,
     Phase,
     PromptLogprobs,
     SamplingParams,
@@ -27,6 +31,7 @@ from engine.types import (
     unpack_tokens,
 )
 from service.access.limiter import TenantLimiter
+from service.cache_report import CacheSummary, summarise
 from service.conversation import (
     DEFAULT_TEMPERATURE,
     DEFAULT_TOP_P,
@@ -93,16 +98,41 @@ class Generator:
         return self._run(request, record, given)
 
     async def _render(self, request: GenerationRequest, record: RequestRecord) -> RenderedPrompt:
+        """The prompt, and beside it what is to be kept of it."""
         start_ns = time.monotonic_ns()
         former = unpack_tokens(request.former) if request.former else None
         # A tenant's salts are scopes of their own, as they are in the prefix cache.
         scope = msgspec.json.encode([record.tenant, request.options.salt]).decode()
-        prompt = await self._renderer.render(request.conversation, former, scope)
+        kept = [np.empty(0, dtype=np.int32)] * len(request.kept)
+
+        async def render_kept(index: int) -> None:
+            prefix = request.kept[index].conversation
+            with contextlib.suppress(ApiError):  # some templates take none that ends there
+                kept[index] = (await self._renderer.render(prefix, None, scope)).token_ids
+
+        refusal: ApiError | None = None
+        async with anyio.create_task_group() as tasks:
+            for index, prefix in enumerate(request.kept):
+                if prefix.conversation is not request.conversation:
+                    tasks.start_soon(render_kept, index)
+            try:
+                prompt = await self._renderer.render(request.conversation, former, scope)
+            except ApiError as error:
+                refusal = error
+                tasks.cancel_scope.cancel()
+        if refusal is not None:
+            raise refusal
         record.num_replayed_tokens = prompt.num_replayed
+        token_ids = prompt.token_ids
         record.phases.append(
-            Phase("tokenize", start_ns, time.monotonic_ns(), num_tokens=len(prompt.token_ids))
+            Phase("tokenize", start_ns, time.monotonic_ns(), num_tokens=len(token_ids))
         )
-        return prompt
+        asked: list[KeepPrefix] = []
+        for prefix, tokens in zip(request.kept, kept, strict=True):
+            whole = prefix.conversation is request.conversation
+            count = len(token_ids) if whole else _num_common(token_ids, tokens)
+            asked.append(KeepPrefix(count, prefix.ttl_s))
+        return replace(prompt, kept=tuple(asked)) if asked else prompt
 
     async def _run(
         self,
@@ -114,7 +144,7 @@ class Generator:
         try:
             with self._limiter.admit(record):
                 prompt = await render()
-                reading = await self._begin(request, record, prompt.token_ids)
+                reading = await self._begin(request, record, prompt)
                 async with aclosing(self._read(reading)) as events:
                     async for event in events:
                         if isinstance(event, Completed):
@@ -137,22 +167,25 @@ class Generator:
             self.records.finish(record)
 
     async def _begin(
-        self, request: GenerationRequest, record: RequestRecord, token_ids: TokenIds
+        self, request: GenerationRequest, record: RequestRecord, prompt: RenderedPrompt
     ) -> "_Reading":
+        token_ids = prompt.token_ids
         grammar = await self._readers.grammar(request, token_ids)
-        engine_request = self._engine_request(request, token_ids, grammar, record)
+        engine_request = self._engine_request(request, prompt, grammar, record)
         try:
             stream = self._engine.generate(engine_request)
         except EngineError as error:
             raise from_engine(error) from error
         reader = self._readers.reader(request, token_ids)
-        return _Reading(stream, engine_request, reader, record)
+        return _Reading(stream, engine_request, reader, record, request)
 
     async def _read(self, reading: "_Reading") -> AsyncGenerator[Event, None]:
         """Admitted and all that follows; the stream is closed and its end recorded in any case."""
         try:
-            yield Admitted(reading.num_prompt_tokens, reading.prompt)
+            yield Admitted(reading.num_prompt_tokens, reading.prompt, reading.num_kept)
             async for event in reading.stream:
+                if isinstance(event, Started) and reading.wants_summary:
+                    await self._summarise(reading, event)
                 for translated in reading.translate(event):
                     yield translated
             if not reading.finished:
@@ -164,6 +197,18 @@ class Generator:
             if not reading.finished:
                 await self._abort(reading)
             await reading.stream.aclose()
+
+    async def _summarise(self, reading: "_Reading", started: Started) -> None:
+        """Put the cache's report into words, off the event loop."""
+        if started.cache is None:
+            return
+        reading.summary = await anyio.to_thread.run_sync(
+            summarise,
+            started.cache,
+            unpack_tokens(reading.prompt),
+            self._readers.vocabulary,
+            reading.request.conversation,
+        )
 
     async def _abort(self, reading: "_Reading") -> None:
         """End a request nobody reads, and learn what it had used."""
@@ -179,11 +224,11 @@ class Generator:
     def _engine_request(
         self,
         request: GenerationRequest,
-        token_ids: TokenIds,
+        prompt: RenderedPrompt,
         grammar: str,
         record: RequestRecord,
     ) -> EngineRequest:
-        options = request.options
+        options, token_ids = request.options, prompt.token_ids
         sampling = self._sampling(options, len(token_ids))
         record.options.update(
             max_tokens=sampling.max_tokens,
@@ -207,6 +252,7 @@ class Generator:
             deadline_ns=record.start_ns + timeout_ns if timeout_ns else 0,
             shown_token_ids=self._readers.shown_ids(request),
             grammar=grammar,
+            keep=prompt.kept if options.keep_s is None else (KeepPrefix(-1, options.keep_s),),
         )
 
     def _sampling(self, options: GenerationOptions, num_prompt_tokens: int) -> SamplingParams:
@@ -261,7 +307,12 @@ class _Reading:
         request: EngineRequest,
         reader: AnswerReader,
         record: RequestRecord,
+        asked: GenerationRequest,
     ) -> None:
+        self.request = asked
+        self.wants_summary = asked.options.cache_report
+        self.summary: CacheSummary | None = None
+        self.num_kept = max((each.num_tokens for each in request.keep), default=0)
         self.stream = stream
         self.request_id = request.id
         self.prompt = request.token_ids
@@ -278,14 +329,21 @@ class _Reading:
         record = self._record
         if isinstance(event, Started):
             self._usage = Usage(event.num_prompt_tokens, event.num_cached_tokens, 0)
+            record.cache = event.cache
         elif isinstance(event, TokenDelta):
             if event.token_ids:
                 record.token_ns.append(event.time_ns)
             self._token_ids += unpack_tokens(event.token_ids).tolist()
         elif isinstance(event, Finished):
             self.finished = True
+            summary = self.summary
+            if summary is not None:
+                summary = msgspec.structs.replace(summary, leases=event.leases)
             self._usage = Usage(
-                event.num_prompt_tokens, event.num_cached_tokens, event.num_output_tokens
+                event.num_prompt_tokens,
+                event.num_cached_tokens,
+                event.num_output_tokens,
+                summary,
             )
             record.usage = self._usage
             record.finish_reason = record.finish_reason or event.reason
@@ -341,6 +399,12 @@ _FAILURES = {
     FinishReason.DEADLINE: "The request did not finish within its timeout.",
     FinishReason.ERROR: "The engine failed while it ran this request.",
 }
+
+
+def _num_common(one: TokenIds, other: TokenIds) -> int:
+    length = min(len(one), len(other))
+    differs = np.flatnonzero(np.asarray(one[:length]) != np.asarray(other[:length]))
+    return int(differs[0]) if len(differs) else length
 
 
 def _token_texts(event: TokenDelta) -> tuple[TokenText, ...]:

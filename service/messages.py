@@ -5,15 +5,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
-import numpy as np
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from engine.types import unpack_tokens
 from service.dialects import messages_decode
 from service.dialects.messages_decode import MessagesRequest
 from service.dialects.messages_encode import MessageStream, WholeMessage
-from service.errors import ApiError, from_failure
+from service.errors import from_failure
 from service.events import Admitted, Completed, Event, Failed, RequestRecord
 from service.services import Services
 from service.transport.http import (
@@ -58,8 +56,7 @@ class Messages:
             async with aclosing(services.generator.run(request.generation, record)) as events:
                 first = await anext(events)
                 assert isinstance(first, Admitted)  # the path's contract
-                # The engine computes the prompt meanwhile.
-                num_kept = await self._num_kept(request, first)
+                num_kept = first.num_kept
                 if request.stream:
                     encoder = MessageStream(request, services.card, num_kept, record.request_id)
                     await send_events(scope, send, first, events, encoder, record, limits)
@@ -68,22 +65,6 @@ class Messages:
                     await _answer_whole(send, whole, events)
 
         await while_connected(receive, answer, [record])
-
-    async def _num_kept(self, request: MessagesRequest, admitted: Admitted) -> int:
-        """How many tokens of the prompt stand before its last cache breakpoint."""
-        prefix = request.kept_prefix()
-        if prefix is None:
-            return 0
-        if prefix is request.generation.conversation:
-            return admitted.prompt_tokens
-        try:
-            kept = (await self._services.renderer.render(prefix)).token_ids
-        except ApiError:  # some templates take no conversation that ends there
-            return 0
-        prompt = unpack_tokens(admitted.token_ids)
-        length = min(len(kept), len(prompt))
-        differs = np.flatnonzero(kept[:length] != prompt[:length])
-        return int(differs[0]) if len(differs) else length
 
 
 async def _answer_whole(

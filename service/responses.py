@@ -9,13 +9,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import anyio
 import msgspec
 
 from engine.types import Phase
-from service.conversation import GenerationRequest
+from service.conversation import GenerationOptions, GenerationRequest
 from service.dialects.responses_decode import CreateRequest, ResponseCreate, in_this_dialect
 from service.dialects.responses_encode import ResponseEncoder
 from service.errors import RETRY_SOON, ApiError, invalid
@@ -25,6 +26,8 @@ from service.responses_log import Cancelled, Entry, Progress
 from service.responses_store import ResponsesStore, StoredResponse
 from service.telemetry.sinks import finish_refused
 
+LANE_TTL_S: Final = 300.0
+"""How long a lane's prompt is leased: agents' tools take seconds to minutes."""
 OUR_FAULT = "The server failed on this request; this is its fault."
 
 log = logging.getLogger(__name__)
@@ -175,7 +178,7 @@ class Responses:
                 id=stored.id,
                 model=self._model,
                 conversation=request.conversation(stored.prompt()),
-                options=request.options,
+                options=_leased(request.options) if on_socket else request.options,
                 former=b"" if stored.previous is None else stored.previous.tokens(),
             )
             async with aclosing(self._generator.run(generation, turn.record)) as turn.events:
@@ -276,6 +279,11 @@ async def _read(background: _Background, running: AbstractAsyncContextManager[Tu
         log.exception("a background response failed")
     finally:
         background.settled.set()
+
+
+def _leased(options: GenerationOptions) -> GenerationOptions:
+    """What a lane has said stays for its next turn, whatever else runs meanwhile."""
+    return replace(options, keep_s=max(options.keep_s or 0.0, LANE_TTL_S))
 
 
 def encoder_of(

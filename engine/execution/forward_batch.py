@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.contract import ForwardBatch, Int32Array, PrefixGroup
 
@@ -22,7 +23,7 @@ class SequenceChunk:
     start: int
     end: int
     num_valid: int
-    pages: Sequence[int]
+    pages: Sequence[int] | NDArray[np.int64]
     logits: range
 
 

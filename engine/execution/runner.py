@@ -32,6 +32,14 @@ class ModelRunner(Generic[M, K]):
         batch = plan_batch(chunks, self._kv.layout.page_size, num_top)
         return self._backend.step(self._model, self._kv, batch)
 
+    def export_page(self, page: int) -> bytes:
+        """The contents of a page, in an order that does not depend on where it stands."""
+        return self._backend.export_page(self._kv, page)
+
+    def import_page(self, page: int, data: bytes) -> None:
+        """The inverse of `export_page`."""
+        self._backend.import_page(self._kv, page, data)
+
     def close(self) -> None:
         """Release the backend's threads and memory."""
         self._backend.close()

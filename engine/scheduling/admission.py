@@ -106,6 +106,8 @@ class Admission:
             or leader.num_computed_tokens >= request.leads_until
         ):
             matched = self.cache.peek(request.namespace, request.token_ids)
+            if request.num_matched_on_arrival < 0:
+                request.num_matched_on_arrival = matched
             request.num_matched_tokens = matched
             if request.is_scoring:
                 return False
@@ -125,6 +127,7 @@ class Admission:
         match = self.cache.match(request.namespace, request.token_ids, limit)
         request.table = match.table
         request.num_matched_tokens = match.num_cached_tokens
+        request.explanation = match.explanation
         request.num_computed_tokens = min(match.num_cached_tokens, request.num_tokens - 1)
         request.prefill_end = request.num_tokens
         self.in_flight.register(request, request.namespace, request.token_ids, match.table)

@@ -13,13 +13,17 @@ from engine.execution.grammar import GrammarCompiler
 from engine.execution.penalties import LogitRules, changes_logits
 from engine.execution.runner import ModelRunner
 from engine.execution.sampler import SampledToken, required_top, sample, score
+from engine.execution.saved_cache import SavedCache
 from engine.limits import check_request
+from engine.scheduling.cache_desk import CacheDesk
 from engine.scheduling.output import Outcome, OutputRules
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_plan import ScheduledChunk
 from engine.step_meter import StepMeter
 from engine.types import (
+    CacheAnswer,
+    CacheCall,
     EngineEvent,
     EngineInfo,
     EngineRequest,
@@ -36,7 +40,6 @@ from engine.types import (
 )
 from kernels.contract import Int32Array, StepLogits
 from prefix_cache.cache import AuditError, PoolCounts, PrefixCache
-from prefix_cache.key import Namespace
 
 _log = logging.getLogger(__name__)
 
@@ -73,13 +76,15 @@ class EngineCore:
         max_live: int,
         grammars: GrammarCompiler | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
+        saved: SavedCache | None = None,
     ) -> None:
         """`max_live` bounds the requests that wait or run; more are refused. Without `grammars`,
         requests that have one are refused. `clock_ns` gives all times."""
         self._clock_ns = clock_ns
         self._grammars = grammars
+        self._saved = saved
         self._info = info
-        self._kv_dtype = kv_dtype
+        self._desk = CacheDesk(cache, info, kv_dtype)
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
@@ -125,7 +130,7 @@ class EngineCore:
         live = Request(
             request,
             prompt,
-            self._namespace(request),
+            self._desk.namespace(request.tenant, request.salt),
             arrival=self._totals.requests,
             now_ns=self._clock_ns(),
             max_context=self._info.max_context,
@@ -152,6 +157,7 @@ class EngineCore:
 
     def step(self) -> Sequence[EngineEvent]:
         now_ns = self._clock_ns()
+        self._cache.expire()
         events: list[EngineEvent] = [*self._refused]
         self._refused.clear()
         aborted = list(self._aborted.values())
@@ -175,6 +181,7 @@ class EngineCore:
         return events
 
     def stats(self) -> EngineStats:
+        self._cache.expire()
         totals, meter = self._totals, self._meter
         running = self._scheduler.running
         return EngineStats(
@@ -208,16 +215,17 @@ class EngineCore:
         except AuditError as error:
             raise EngineError(str(error)) from error
 
+    def ask_cache(self, call: CacheCall) -> CacheAnswer:
+        return self._desk.ask(call)
+
+    def save(self) -> None:
+        if self._saved is not None:
+            self._saved.save()
+
     def close(self) -> None:
         if self._grammars is not None:
             self._grammars.close()
         self._runner.close()
-
-    def _namespace(self, request: EngineRequest) -> Namespace:
-        info = self._info
-        return Namespace(
-            info.model_digest, info.numeric_mode, self._kv_dtype, request.tenant, request.salt
-        )
 
     def _logit_rules(self, request: EngineRequest, prompt: Int32Array) -> LogitRules | None:
         sampling = request.sampling
@@ -233,7 +241,11 @@ class EngineCore:
         self._totals.queried_tokens += request.num_prompt_tokens
         self._totals.cached_tokens += request.num_cached_tokens
         return Started(
-            request.id, request.num_prompt_tokens, request.num_cached_tokens, self._clock_ns()
+            request.id,
+            request.num_prompt_tokens,
+            request.num_cached_tokens,
+            self._clock_ns(),
+            self._desk.report(request),
         )
 
     def _run(self, chunks: Sequence[ScheduledChunk], begun_ns: int) -> list[EngineEvent]:
@@ -281,6 +293,8 @@ class EngineCore:
             yield from self._fail([request], request.fault)
             return
         self._scheduler.complete(chunk, now_ns)
+        if request.keep and request.num_computed_tokens >= request.num_prompt_tokens:
+            self._desk.keep(request)
         self._totals.computed_tokens += chunk.end - chunk.start
         outcome: Outcome | None = None
         if token is not None:
@@ -328,6 +342,7 @@ class EngineCore:
             stop_token_id=outcome.stop_token_id if outcome else -1,
             message=message,
             phases=phases,
+            leases=tuple(request.leases),
         )
 
 
@@ -339,7 +354,7 @@ def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
         chunk.start,
         chunk.end,
         chunk.num_valid,
-        request.table.pages,
+        request.table.page_ids,
         chunk.logits,
     )
 

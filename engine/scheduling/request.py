@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from engine.execution.penalties import LogitRules
 from engine.text import StopMatcher
-from engine.types import EngineRequest, Phase, SamplingParams
-from prefix_cache.cache import PageTable
+from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams
+from prefix_cache.cache import Explanation, PageTable
 from prefix_cache.key import Namespace
 
 MAX_PREEMPTIONS: Final = 3
@@ -45,6 +45,7 @@ class Request:
     K and V stand in the pages of `table`; the newest sampled token is known but not yet computed.
     `table` is None unless the request runs (or is being admitted in the current plan).
     `leader`, while this one waits, computes tokens of its prompt too, up to `leads_until`.
+    `num_matched_on_arrival`: of its prompt, cached when it was first looked at, -1 before that.
     `max_new_tokens` is `max_tokens` cut to what the context leaves room for.
     `lent_priority` is that of its most urgent follower. `num_matched_tokens`, while it waits, is
     how much of it was cached when it was last looked up; `num_passed_tokens` is what those needed
@@ -63,15 +64,19 @@ class Request:
         "arrival_ns",
         "credits",
         "deadline_ns",
+        "explanation",
         "id",
+        "keep",
         "leader",
         "leads_until",
+        "leases",
         "lent_priority",
         "logit_rules",
         "max_new_tokens",
         "namespace",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_matched_on_arrival",
         "num_matched_tokens",
         "num_passed_tokens",
         "num_preemptions",
@@ -126,6 +131,10 @@ class Request:
         self.prefill_end = prompt.size
         self.status = RequestStatus.WAITING
         self.table: PageTable | None = None
+        self.keep = request.keep
+        self.leases: list[LeaseInfo] = []
+        self.explanation: Explanation | None = None
+        self.num_matched_on_arrival = -1
         self.leader: Request | None = None
         self.leads_until = 0
         self._stop_matcher: StopMatcher | None = None

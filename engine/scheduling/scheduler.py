@@ -174,10 +174,11 @@ class Scheduler:
     def _unblock(self, request: Request, plan: StepPlan, now_ns: int) -> None:
         """Not even the first in order has room, with nobody left to take pages from. If it runs,
         it holds a shared page that it cannot copy: it goes back, to be matched without that page.
-        If it could not even begin with nothing else running, it never will."""
+        If it could not even begin with nothing else running, leases give way to it, one each
+        step; once there are none, it never will."""
         if request.status is RequestStatus.RUNNING:
             self._put_back(request, now_ns)
-        elif not self.running:
+        elif not self.running and self._cache.break_lease() is None:
             plan.hopeless.append(request)
 
     def _extend(

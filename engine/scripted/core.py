@@ -10,11 +10,15 @@ import msgspec
 from engine.scripted.run import Run
 from engine.scripted.script import ScriptFile, ScriptFor, ScriptStep, byte_token
 from engine.types import (
+    CacheAnswer,
+    CacheCall,
+    CacheReport,
     Distribution,
     EngineEvent,
     EngineInfo,
     EngineRequest,
     EngineStats,
+    ExplainPrompt,
     Finished,
     FinishReason,
     PoolStats,
@@ -136,6 +140,13 @@ class ScriptedCore:
         return PoolStats(
             total=total, free=total - referenced, cached=0, referenced=referenced, pinned=0
         )
+
+    def ask_cache(self, call: CacheCall) -> CacheAnswer:
+        """Every prompt is cold, and nothing is leased."""
+        return CacheReport(0, reason="cold") if isinstance(call, ExplainPrompt) else ()
+
+    def save(self) -> None:
+        """Nothing is ever cached."""
 
     def close(self) -> None:
         self._runs.clear()

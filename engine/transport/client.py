@@ -23,12 +23,26 @@ from engine.api import (
 )
 from engine.limits import check_request
 from engine.transport.stream import Channel, EventStream
-from engine.types import EngineInfo, EngineRequest, EngineStats, Finished, PoolStats
+from engine.types import (
+    CacheCall,
+    CacheReport,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    ExplainPrompt,
+    ExtendLease,
+    Finished,
+    LeaseInfo,
+    ListLeases,
+    PoolStats,
+    ReleaseLease,
+)
 from engine.wire.frames import FrameError, FrameReader, FrameSender
 from engine.wire.messages import (
     Abort,
     Add,
     AskAudit,
+    AskCache,
     AskFlush,
     AskStats,
     AuditReply,
@@ -39,14 +53,18 @@ from engine.wire.messages import (
     FlushReply,
     FromEngine,
     Grant,
+    LeasesReply,
     Ready,
     Reply,
+    ReportReply,
     StartFailed,
     StatsReply,
     StepMessage,
     decode_from_engine,
     encode,
 )
+
+Ask: TypeAlias = AskStats | AskFlush | AskAudit | AskCache
 
 CLOSE_S = 5.0
 """How long an engine may take to end after it was asked to, before it is killed."""
@@ -230,6 +248,19 @@ class EngineClient:
         assert isinstance(reply, AuditReply)
         return reply.pool
 
+    async def explain(self, prompt: ExplainPrompt) -> CacheReport:
+        reply = await self._ask_cache(prompt)
+        assert isinstance(reply, ReportReply)
+        return reply.report
+
+    async def leases(self, call: ListLeases | ExtendLease | ReleaseLease) -> tuple[LeaseInfo, ...]:
+        reply = await self._ask_cache(call)
+        assert isinstance(reply, LeasesReply)
+        return reply.leases
+
+    async def _ask_cache(self, call: CacheCall) -> Reply:
+        return await self._ask(lambda call_id: AskCache(call_id, call))
+
     async def drain(self, grace_s: float) -> None:
         self._closing = True
         self._send(Drain())
@@ -254,9 +285,7 @@ class EngineClient:
             raise
         self._thread.join()
 
-    async def _ask(
-        self, ask: Callable[[int], AskStats | AskFlush | AskAudit], timeout_s: float = ANSWER_S
-    ) -> Reply:
+    async def _ask(self, ask: Callable[[int], Ask], timeout_s: float = ANSWER_S) -> Reply:
         if self._ended.done():
             raise EngineDead(self._end_reason)
         call_id = next(self._call_ids)

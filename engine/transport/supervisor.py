@@ -14,7 +14,19 @@ from engine.api import EngineError, EngineHealth
 from engine.transport.client import EngineClient, LastWords
 from engine.transport.process import start_process_engine
 from engine.transport.stream import EventStream
-from engine.types import EngineConfig, EngineInfo, EngineRequest, EngineStats, PoolStats
+from engine.types import (
+    CacheReport,
+    EngineConfig,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    ExplainPrompt,
+    ExtendLease,
+    LeaseInfo,
+    ListLeases,
+    PoolStats,
+    ReleaseLease,
+)
 
 PULSE_S = 0.5
 """How often a silent engine is asked for a sign of life."""
@@ -114,6 +126,12 @@ class EngineSupervisor:
 
     async def audit(self) -> PoolStats:
         return await self._client.audit()
+
+    async def explain(self, prompt: ExplainPrompt) -> CacheReport:
+        return await self._client.explain(prompt)
+
+    async def leases(self, call: ListLeases | ExtendLease | ReleaseLease) -> tuple[LeaseInfo, ...]:
+        return await self._client.leases(call)
 
     async def drain(self, grace_s: float) -> None:
         await self._stop()

@@ -6,11 +6,14 @@ import msgspec
 from msgspec import Meta
 
 from engine.types import (
+    CacheCall,
+    CacheReport,
     EngineConfig,
     EngineEvent,
     EngineInfo,
     EngineRequest,
     EngineStats,
+    LeaseInfo,
     PoolStats,
 )
 
@@ -52,6 +55,13 @@ class AskAudit(msgspec.Struct, frozen=True, array_like=True, tag="audit"):
     call_id: int
 
 
+class AskCache(msgspec.Struct, frozen=True, array_like=True, tag="cache"):
+    """Answered by ReportReply or LeasesReply."""
+
+    call_id: int
+    call: CacheCall
+
+
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
     """Take no more requests, refuse those not started, end when the running ones have ended."""
 
@@ -81,6 +91,20 @@ class AuditReply(msgspec.Struct, frozen=True, array_like=True, tag="audit"):
     pool: PoolStats
 
 
+class ReportReply(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+    """What the cache has of a prompt."""
+
+    call_id: int
+    report: CacheReport
+
+
+class LeasesReply(msgspec.Struct, frozen=True, array_like=True, tag="leases"):
+    """The leases a call was about."""
+
+    call_id: int
+    leases: tuple[LeaseInfo, ...]
+
+
 class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The call raised."""
 
@@ -88,7 +112,7 @@ class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-Reply: TypeAlias = StatsReply | FlushReply | AuditReply | CallFailed
+Reply: TypeAlias = StatsReply | FlushReply | AuditReply | ReportReply | LeasesReply | CallFailed
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -112,7 +136,7 @@ class StepMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     ending: bool = False
 
 
-Command: TypeAlias = Add | Abort | Grant | AskStats | AskFlush | AskAudit | Drain | Close
+Command: TypeAlias = Add | Abort | Grant | AskStats | AskFlush | AskAudit | AskCache | Drain | Close
 FromEngine: TypeAlias = Ready | StartFailed | StepMessage
 
 encode = msgspec.msgpack.Encoder().encode

@@ -259,13 +259,14 @@ def _finish_reason(end: Completed) -> str:
     return "tool_calls" if end.num_tool_calls else "stop"
 
 
-def usage_fields(usage: Usage) -> dict[str, JSONValue]:
-    return {
+def usage_fields(usage: Usage) -> dict[str, object]:
+    fields: dict[str, object] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    return fields if usage.cache is None else {**fields, "cache": usage.cache}
 
 
 def _logprobs(tokens: Iterable[TokenText], vocabulary: Vocabulary) -> dict[str, JSONValue]:

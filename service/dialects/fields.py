@@ -1,6 +1,6 @@
 """Types of fields that several dialects have, with their bounds."""
 
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta
 
@@ -12,6 +12,8 @@ MAX_STOP_TOKENS: Final = 64
 MAX_TIMEOUT_S: Final = 86_400
 INT32: Final = 2**31 - 1
 INT64: Final = 2**63 - 1
+
+_KEEP_S: Final = {"30m": 1800.0, "12h": 43_200.0, "24h": 86_400.0}
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Stop: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -28,3 +30,11 @@ Priority: TypeAlias = Annotated[int, Meta(ge=-INT32, le=INT32)]
 Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 Echoed: TypeAlias = Annotated[str, Meta(max_length=1024)]
 CacheSalt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+def kept_seconds(options: Any, retention: Any) -> float | None:
+    """How long `prompt_cache_options.ttl` or `prompt_cache_retention` asks to keep the prompt.
+    They are hints: what is not understood asks for nothing."""
+    ttl = options.get("ttl") if isinstance(options, dict) else None
+    asked = (_KEEP_S.get(each) for each in (ttl, retention) if isinstance(each, str))
+    return max(filter(None, asked), default=None)

@@ -17,6 +17,7 @@ from service.conversation import (
     GenerationOptions,
     GenerationRequest,
     JSONValue,
+    KeptPrefix,
     Message,
     OutputFormat,
     Tool,
@@ -104,35 +105,20 @@ class MessagesBody(PromptBody, frozen=True, kw_only=True):
     stream: bool | None = None
     metadata: Metadata | None = None
     diagnostics: Diagnostics | None = None
+    cache_report: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
     """A decoded call: what to generate, and how to show it.
 
-    `breakpoints` end the prefixes that the client asks to keep, shortest first; they are counted
-    in messages of `generation.conversation`. `diagnose`: the client asks why its cache missed.
+    `diagnose`: the client asks why its cache missed.
     """
 
     generation: GenerationRequest
     max_tokens: int
-    breakpoints: tuple[CacheBreakpoint, ...]
     stream: bool
     diagnose: bool
-
-    def kept_prefix(self) -> Conversation | None:
-        """What stands before the last breakpoint; None without one. Tools are rendered into the
-        system's text, so a breakpoint after them keeps both."""
-        if not self.breakpoints:
-            return None
-        whole = self.generation.conversation
-        num_messages = self.breakpoints[-1].num_messages
-        if num_messages == len(whole.messages):
-            return whole
-        messages = whole.messages[: num_messages or 1]
-        if not num_messages and messages[0].role != "system":
-            messages = (Message("system"),)
-        return Conversation(messages, whole.tools, whole.template_kwargs)
 
 
 def decode(body: bytes, card: ModelCard) -> MessagesRequest:
@@ -150,12 +136,29 @@ def decode(body: bytes, card: ModelCard) -> MessagesRequest:
             model=card.id,
             conversation=conversation,
             options=_options(wire_body, card),
+            kept=_kept(conversation, breakpoints),
         ),
         max_tokens=wire_body.max_tokens,
-        breakpoints=breakpoints,
         stream=wire_body.stream is True,
         diagnose=diagnostics is not None and diagnostics.previous_message_id is not None,
     )
+
+
+def _kept(whole: Conversation, breakpoints: tuple[CacheBreakpoint, ...]) -> tuple[KeptPrefix, ...]:
+    """What stands before the last breakpoint of each time to live, the longer times first."""
+    last = {each.ttl_s: each.num_messages for each in breakpoints}
+    return tuple(KeptPrefix(_prefix(whole, count), ttl_s) for ttl_s, count in last.items())
+
+
+def _prefix(whole: Conversation, num_messages: int) -> Conversation:
+    """The first messages. Tools are rendered into the system's text, so a breakpoint after them
+    keeps both."""
+    if num_messages == len(whole.messages):
+        return whole
+    messages = whole.messages[: num_messages or 1]
+    if not num_messages and messages[0].role != "system":
+        messages = (Message("system"),)
+    return Conversation(messages, whole.tools, whole.template_kwargs)
 
 
 def decode_prompt(body: bytes, card: ModelCard) -> Conversation:
@@ -256,6 +259,7 @@ def _options(body: MessagesBody, card: ModelCard) -> GenerationOptions:
         top_p=body.top_p,
         top_k=None if body.top_k is None else min(max(body.top_k, 0), card.vocab_size),
         stop=tuple(body.stop_sequences or ()),
+        cache_report=body.cache_report is True,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         output_format=_output_format(body),

@@ -197,7 +197,7 @@ def _message(
     content: list[dict[str, Any]],
     stop_reason: str | None,
     stop: str | None,
-    usage: dict[str, int],
+    usage: dict[str, Any],
 ) -> dict[str, Any]:
     message: dict[str, Any] = {
         "id": request.generation.id,
@@ -223,16 +223,17 @@ def _stop_reason(request: MessagesRequest, end: Completed) -> str:
     return "end_turn" if end.stop is None else "stop_sequence"
 
 
-def _usage(usage: Usage, num_kept: int) -> dict[str, int]:
+def _usage(usage: Usage, num_kept: int) -> dict[str, Any]:
     """The prompt's tokens in three parts: read from the cache; written to it before the last
     breakpoint; the rest. Their sum is the prompt."""
     written = max(0, min(num_kept, usage.prompt_tokens) - usage.cached_tokens)
-    return {
+    fields: dict[str, Any] = {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens - written,
         "cache_creation_input_tokens": written,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
     }
+    return fields if usage.cache is None else {**fields, "cache": usage.cache}
 
 
 def _signature(request: MessagesRequest) -> str:

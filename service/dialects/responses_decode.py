@@ -32,6 +32,7 @@ from service.dialects.fields import (
     TokenCount,
     TopK,
     TopP,
+    kept_seconds,
 )
 from service.dialects.output_format import ResponseFormat, decode_extras, decode_format
 from service.dialects.responses_items import decode_items, require_answered_calls
@@ -54,6 +55,7 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 class PromptCacheOptions(msgspec.Struct, frozen=True):
     prewarm: bool | None = None
+    ttl: Any = None
 
 
 class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,7 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Any = None
     prompt_cache_key: Echoed | None = None
     prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Any = None
     user: Echoed | None = None
     safety_identifier: Echoed | None = None
     client_metadata: dict[str, Any] | None = None
@@ -99,6 +102,7 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority | None = None
     timeout: Timeout | None = None
     cache_salt: CacheSalt | None = None
+    cache_report: bool | None = None
 
     @property
     def generates(self) -> bool:
@@ -277,4 +281,9 @@ def _options(body: ResponseCreate, card: ModelCard) -> GenerationOptions:
         priority=body.priority or 0,
         timeout_s=body.timeout,
         salt=body.cache_salt or "",
+        keep_s=kept_seconds(
+            {"ttl": body.prompt_cache_options.ttl} if body.prompt_cache_options else None,
+            body.prompt_cache_retention,
+        ),
+        cache_report=body.cache_report is True,
     )

@@ -251,7 +251,7 @@ def steer_failed(steer: Steer) -> bytes:
 
 
 def _usage(usage: Usage) -> Fields:
-    return {
+    fields: Fields = {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
             "cached_tokens": usage.cached_tokens,
@@ -261,6 +261,7 @@ def _usage(usage: Usage) -> Fields:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
     }
+    return fields if usage.cache is None else {**fields, "cache": usage.cache}
 
 
 def _format(body: ResponseCreate) -> Fields:

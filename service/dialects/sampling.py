@@ -1,8 +1,8 @@
 """Fields that Chat Completions and Completions share: how to generate, and how much to show.
 
 Accepted without effect, as none of them changes an answer here: `user`, `safety_identifier`,
-`metadata`, `store`, `prompt_cache_key`, `prompt_cache_options`, `prompt_cache_retention` (every
-prefix is cached, for as long as there is room), `prediction`, `web_search_options`, `moderation`,
+`metadata`, `store`, `prompt_cache_key` (every prefix is cached, for as long as there is room),
+`prediction`, `web_search_options`, `moderation`,
 `stream_options.include_obfuscation`, `stream_interval`, and every key that is not known.
 """
 
@@ -29,6 +29,7 @@ from service.dialects.fields import (
     Timeout,
     TopK,
     TopP,
+    kept_seconds,
 )
 from service.errors import invalid
 from service.model_card import ModelCard
@@ -71,6 +72,9 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority | None = None
     service_tier: ServiceTier | None = None
     cache_salt: CacheSalt | None = None
+    cache_report: bool | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
     timeout: Timeout | None = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
@@ -191,6 +195,8 @@ def _options(
         priority=tier[1] if body.priority is None else body.priority,
         timeout_s=body.timeout,
         salt=body.cache_salt or "",
+        keep_s=kept_seconds(body.prompt_cache_options, body.prompt_cache_retention),
+        cache_report=body.cache_report is True,
     )
 
 

@@ -9,6 +9,7 @@ from anyio import CapacityLimiter, to_thread
 from numpy.typing import NDArray
 
 from engine.text import TextAssets
+from engine.types import KeepPrefix
 from service.conversation import Conversation, JSONValue
 from service.errors import ApiError, context_exceeded, invalid
 from service.prompts.messages import template_messages
@@ -30,13 +31,15 @@ class RenderedPrompt:
     """token_ids: shape [num_tokens], int32, at least 1; text: what was tokenised.
 
     The first `num_replayed` ids are those of a former prompt and its answer. `known_as` is what
-    its own answer will be remembered with, where it will be.
+    its own answer will be remembered with, where it will be. `kept` says which of its beginnings
+    are to be leased.
     """
 
     token_ids: NDArray[np.int32]
     text: str
     num_replayed: int = 0
     known_as: PromptText | None = None
+    kept: tuple[KeepPrefix, ...] = ()
 
 
 class PromptRenderer:

@@ -132,6 +132,13 @@ def request_attributes(record: RequestRecord) -> dict[str, int | float | str | b
     attributes.update({name: value for name, value in optional.items() if value})
     if record.finish_reason is not None:
         attributes["gen_ai.response.finish_reasons"] = [record.finish_reason.value]
+    if record.cache is not None:
+        attributes["headwater.cache.reason"] = record.cache.reason or "none"
+        attributes["headwater.cache.position"] = record.cache.position
+        attributes["headwater.cache.in_flight_tokens"] = record.cache.num_in_flight_tokens
+        attributes["headwater.cache.disk_tokens"] = record.cache.num_disk_tokens
+        if record.cache.reason == "evicted":
+            attributes["headwater.cache.evicted_ago_s"] = record.cache.evicted_ago_s
     if record.usage is not None:
         written = record.usage.prompt_tokens - record.usage.cached_tokens
         attributes["gen_ai.usage.input_tokens"] = record.usage.prompt_tokens

@@ -100,7 +100,7 @@ class AnswerReaders:
     """Makes the reader of each request, by the format of the model that is served."""
 
     def __init__(self, assets: TextAssets, format: AnswerFormat) -> None:
-        self._vocabulary = assets.vocabulary
+        self.vocabulary = assets.vocabulary
         self._format = format
         self._checker = GrammarChecker()
         ids = {marker: assets.tokenizer.token_to_id(marker) for marker in format.markers}
@@ -146,5 +146,5 @@ class AnswerReaders:
 
     def _opened(self, prompt: TokenIds) -> bool:
         """Whether the prompt ends with the beginning of the thoughts."""
-        tail = self._vocabulary.join(list(prompt[-_TAIL_TOKENS:]))
+        tail = self.vocabulary.join(list(prompt[-_TAIL_TOKENS:]))
         return tail.rstrip().endswith(reasoning.OPEN.encode())

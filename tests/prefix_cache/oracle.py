@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from prefix_cache.cache import PageCopy, PageTable, PrefixCache
+from prefix_cache.cache import Lease, PageCopy, PageTable, PrefixCache
 from prefix_cache.key import Namespace
 from prefix_cache.radix_tree import Node
 
@@ -50,6 +50,7 @@ class Server:
     num_pages: int
     live: list[Sequence] = field(default_factory=list)
     published: list[tuple[Namespace, list[int]]] = field(default_factory=list)
+    leased: dict[str, list[int]] = field(default_factory=dict)
     slots: list[list[History]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +109,12 @@ class Server:
         self.live.append(child)
         return child
 
+    def lease(self, name: Namespace, tokens: list[int], ttl_s: float) -> Lease | None:
+        lease = self.cache.lease(name, as_array(tokens), ttl_s)
+        if lease is not None:
+            self.leased[lease.id] = tokens[: len(lease.pages) * self.page_size]
+        return lease
+
     def release(self, sequence: Sequence) -> None:
         self.cache.release(sequence.table)
         self.live.remove(sequence)
@@ -122,6 +129,10 @@ class Server:
             sources = {copy.dst: copy.src for copy in sequence.copies}
             pages = [sources.get(page, page) for page in table.pages]
             self._check_slots(table.namespace, sequence.tokens[: table.num_tokens], pages)
+        for lease in self.cache._leases:
+            tokens = self.leased[lease.id]
+            assert self.cache.peek(lease.namespace, as_array(tokens)) == len(tokens)
+            self._check_slots(lease.namespace, tokens, lease.pages.tolist())
         for name, root in self.cache._forest.roots.items():
             for child in root.children:
                 self._check_node(name, [], [], child)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prefix_cache.cache import AuditError, PrefixCache
-from tests.prefix_cache.oracle import Server, namespace
+from tests.prefix_cache.oracle import Server, as_array, namespace
 
 A = namespace("a")
 
@@ -63,7 +63,7 @@ def move_page(server: Server) -> None:
 
 def lose_candidate(server: Server) -> None:
     for child in server.cache._forest.roots[A].children:
-        child.queued = False
+        child.queued = -1
 
 
 def add_empty_tree(server: Server) -> None:
@@ -72,9 +72,23 @@ def add_empty_tree(server: Server) -> None:
     )
 
 
+def forget_lease(server: Server) -> None:
+    lease = server.cache.lease(A, as_array([]), 60)
+    assert lease is None
+    server.cache._pool.pin(server.live[0].table.page_ids[:1])
+
+
+def lease_of_foreign_pages(server: Server) -> None:
+    lease = server.cache.lease(A, as_array([1, 2, 3, 4]), 60)
+    assert lease is not None
+    server.cache._pool.unpin(lease.pages)
+    lease.pages[:] = server.live[0].table.pages[1]
+    server.cache._pool.pin(lease.pages)
+
+
 def use_foreign_page(server: Server) -> None:
     table = server.live[0].table
-    table.pages[:2] = table.pages[1::-1]
+    table.page_ids[:2] = table.pages[1::-1]
 
 
 @pytest.mark.parametrize(
@@ -85,12 +99,14 @@ def use_foreign_page(server: Server) -> None:
         (free_twice, r"page \d+: 2 times in the free list"),
         (forget_owner, "page .: 1 append owners, recorded False"),
         (unseal, "page .: 4 slots published, 1 sealed"),
-        (drift, "2 pages referenced and 2 cached, recorded 3 and 1"),
+        (drift, r"\(2, 0, 2\) pages referenced, pinned and cached, recorded 3, 0 and 1"),
+        (forget_lease, "page .: 0 leases counted, 1 recorded"),
+        (lease_of_foreign_pages, "these 1 are not those of the tree"),
         (swap_siblings, "children out of order"),
         (move_page, "page . points to another node"),
         (lose_candidate, "evictable but not queued"),
         (add_empty_tree, "has an empty tree"),
-        (use_foreign_page, "its 1 full pages are not those of the tree"),
+        (use_foreign_page, "these 1 are not those of the tree"),
     ],
 )
 def test_a_falsified_book_is_noticed(

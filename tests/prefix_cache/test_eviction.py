@@ -1,11 +1,7 @@
 """Who is cut first, and what is never cut."""
 
-import numpy as np
-
 from prefix_cache.cache import PrefixCache
-from prefix_cache.eviction import Evictor
-from prefix_cache.page_pool import PagePool
-from prefix_cache.radix_tree import Node, RadixForest
+from prefix_cache.eviction import ExpectedReuse, LeastRecentlyUsed
 from tests.prefix_cache.oracle import Sequence, Server, as_array, namespace
 
 A = namespace("a")
@@ -98,25 +94,57 @@ def test_a_tail_cut_down_to_a_reader_is_evictable_when_the_reader_ends() -> None
     assert server.cache.flush() == 1
 
 
-def test_another_order_can_be_given() -> None:
-    """Longest leaf last: the order is asked again when a leaf reaches the top of the heap."""
-    pool, forest = PagePool(6), RadixForest(6, P)
-    evictor = Evictor(pool, forest, order=lambda node: node.num_tokens)
-    leaves: list[Node] = []
-    for tokens in ([1, 1, 1, 1], [2, 2]):
-        pages = pool.allocate(len(tokens) // P)
-        pool.enlist(pages)
-        forest.insert(A, None, 0, as_array(tokens), pages)
-        pool.unref(pages)
-        leaf = forest.node_of(int(pages[0]))
-        assert leaf is not None
-        evictor.offer(leaf)
-        leaves.append(leaf)
-    page = pool.allocate(2)
-    pool.enlist(page)
-    forest.insert(A, int(leaves[1].pages[-1]), 1, as_array([2, 2, 2, 2]), page)
-    pool.unref(page)
-    assert evictor.evict(1) == 1
-    assert [leaf.num_tokens for leaf in leaves] == [2, 6]
-    assert evictor.evict(9) == 4
-    assert np.array_equal(np.sort(pool.free_ids), np.arange(6))
+class LongTurnsStay(LeastRecentlyUsed):
+    """Two kinds, and age does not count: what a long turn left is worth more."""
+
+    num_kinds = 2
+
+    def kind_of(self, turns: int, num_new_pages: int) -> int:
+        return int(num_new_pages > 1)
+
+    def kind_at_end(self, kind: int) -> int:
+        return kind
+
+    def worth(self, kind: int, age: int) -> float:
+        return kind
+
+
+def test_another_policy_can_be_given() -> None:
+    server = Server(PrefixCache(6, P, LongTurnsStay()), P, 6)
+    for tokens in ([1, 1, 1, 1], [2, 2], [3, 3]):
+        finished(server, tokens)
+    occupy(server, 2 + 1)
+    assert lengths(server, [1, 1, 1, 1], [2, 2], [3, 3]) == [4, 0, 2]
+
+
+def test_what_is_used_again_changes_its_kind() -> None:
+    server = Server(PrefixCache(6, P, LongTurnsStay()), P, 6)
+    finished(server, [1, 1])
+    finished(server, [2, 2])
+    finished(server, [1, 1, 1, 1, 1, 1])
+    occupy(server, 2 + 1)
+    assert lengths(server, [1, 1, 1, 1, 1, 1], [2, 2]) == [6, 0]
+
+
+def test_expected_reuse_keeps_sessions_that_come_back() -> None:
+    """Nine of ten prompts are never seen again; sessions return each time. LRU forgets them
+    between their turns, as more single prompts come in between than there are pages for."""
+    shares = {}
+    for policy in (LeastRecentlyUsed(), ExpectedReuse(512)):
+        cache = PrefixCache(120, 1, policy)
+        fresh = iter(range(1, 1 << 20))
+        sessions = [[next(fresh) for _ in range(4)] for _ in range(6)]
+        num_hits = 0
+        for turn in range(400):
+            session = sessions[turn % 6]
+            session += [next(fresh)]
+            del session[4:-12]
+            for tokens in [session, *([next(fresh) for _ in range(8)] for _ in range(9))]:
+                match = cache.match(A, as_array(tokens))
+                num_hits += match.num_cached_tokens
+                assert cache.extend(match.table, len(tokens)) is not None
+                cache.publish(match.table, as_array(tokens), len(tokens))
+                cache.release(match.table)
+        cache.audit()
+        shares[type(policy).__name__] = num_hits
+    assert shares["ExpectedReuse"] > 2 * shares["LeastRecentlyUsed"]

@@ -1,5 +1,6 @@
 """Who waits for whom."""
 
+import numpy as np
 import pytest
 
 from prefix_cache.cache import PageTable
@@ -11,7 +12,7 @@ PROMPT = [*range(10)]
 
 
 def running(num_tokens: int = 0) -> PageTable:
-    return PageTable(A, num_tokens=num_tokens, num_writable=num_tokens)
+    return PageTable(A, np.empty(0, dtype=np.int64), num_tokens)
 
 
 def test_the_same_prompt_in_the_same_namespace_is_followed() -> None:

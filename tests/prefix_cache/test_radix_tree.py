@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prefix_cache.page_pool import PageIds
-from prefix_cache.radix_tree import Insertion, RadixForest, TokenIds, common_prefix
+from prefix_cache.radix_tree import Insertion, RadixForest, TokenIds, Use, common_prefix
 from tests.prefix_cache.oracle import as_array, common_length, namespace
 
 A, B = namespace("a"), namespace("b")
@@ -98,7 +98,7 @@ def test_cut_takes_pages_from_the_end_and_emptied_nodes_and_trees_away() -> None
     other = forest.node_of(3)
     assert leaf is not None
     assert other is not None
-    leaf.last_used = 5
+    leaf.use = Use(5, 1, 2, 3)
     assert forest.cut(leaf, 1).tolist() == [2]
     assert found(forest, [1, 1, 2, 2, 3]) == (4, [0, 1])
     assert forest.cut(leaf, 1).tolist() == [1]
@@ -106,7 +106,7 @@ def test_cut_takes_pages_from_the_end_and_emptied_nodes_and_trees_away() -> None
     forest.cut(other, 1)
     upper = forest.node_of(0)
     assert upper is not None
-    assert upper.last_used == 5
+    assert upper.use == Use(5, 1, 2, 3, whole=False)
     assert forest.cut(upper, 1).tolist() == [0]
     assert forest.roots == {}
 

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from prefix_cache.cache import PrefixCache
+from prefix_cache.eviction import ExpectedReuse, LeastRecentlyUsed
+from prefix_cache.explain import MissReason
 from prefix_cache.key import Namespace
+from prefix_cache.lease import LeaseBudget
 from tests.prefix_cache.oracle import Sequence, Server, as_array, namespace
 
 Runs = list[tuple[int, int]]
@@ -31,10 +34,17 @@ class CacheMachine(RuleBasedStateMachine):
     page_size = 4
     num_pages = 9
     evicts = True
+    learns = False
 
     def __init__(self) -> None:
         super().__init__()
-        cache = PrefixCache(self.num_pages, self.page_size)
+        self.now_s = 0.0
+        # A lone request must be able to have all but a page, so that nothing here is hopeless.
+        budget = LeaseBudget(self.num_pages // 3, self.num_pages // 2)
+        policy = ExpectedReuse(self.page_size) if self.learns else LeastRecentlyUsed()
+        cache = PrefixCache(
+            self.num_pages, self.page_size, policy, budget=budget, clock=lambda: self.now_s
+        )
         self.server = Server(cache, self.page_size, self.num_pages)
 
     def pick(self, index: int) -> Sequence | None:
@@ -52,6 +62,12 @@ class CacheMachine(RuleBasedStateMachine):
         sequence = self.server.start(name, tokens, limit)
         found = sequence.table.num_tokens
         stored = self.server.longest_published(name, tokens)
+        why = self.server.cache.explain(name, as_array(tokens))
+        assert why.num_matched == peeked
+        if why.reason is MissReason.DIVERGED:
+            assert why.stored[0] != tokens[peeked]
+            told = tokens[:peeked] + why.stored.tolist()
+            assert self.server.longest_published(name, told) == len(told)
         assert found == min(peeked, len(tokens) if limit is None else limit)
         assert peeked == stored or (self.evicts and peeked < stored)
         assert len(sequence.table.pages) == -(-found // self.page_size)
@@ -114,6 +130,36 @@ class CacheMachine(RuleBasedStateMachine):
         if self.server.live:
             self.server.release(self.server.live[index % len(self.server.live)])
 
+    @rule(name=names, prompt=runs, ttl_s=st.integers(1, 5))
+    def lease(self, name: Namespace, prompt: Runs, ttl_s: int) -> None:
+        tokens = tokens_of(prompt)
+        budget = self.server.cache._leases._budget
+        found = self.server.cache.peek(name, as_array(tokens))
+        lease = self.server.lease(name, tokens, ttl_s)
+        mine = {
+            page for each in self.server.cache.leases(name.tenant) for page in each.pages.tolist()
+        }
+        assert len(mine) <= budget.tenant_pages
+        assert self.server.cache._leases.num_pages <= budget.total_pages
+        assert lease is None or len(lease.pages) <= found // self.page_size
+        if lease is not None and found == len(tokens) and len(mine) < budget.tenant_pages:
+            full = self.server.cache._leases.num_pages == budget.total_pages
+            assert full or len(lease.pages) == found // self.page_size
+
+    @rule(name=names, which=picks)
+    def end_lease(self, name: Namespace, which: int) -> None:
+        leases = self.server.cache.leases(name.tenant)
+        if leases:
+            lease = leases[which % len(leases)]
+            assert self.server.cache.release_lease("nobody", lease.id) is None
+            assert self.server.cache.release_lease(name.tenant, lease.id) is lease
+
+    @rule(passed_s=st.integers(1, 3))
+    def time_passes(self, passed_s: int) -> None:
+        self.now_s += passed_s
+        due = sum(each.expires_s <= self.now_s for each in self.server.cache._leases)
+        assert self.server.cache.expire() == due
+
     @precondition(lambda self: self.evicts or not self.server.live)
     @rule()
     def flush(self) -> None:
@@ -121,7 +167,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.server.cache.flush() == before.cached
         after = self.server.cache.stats()
         assert (after.cached, after.referenced) == (0, before.referenced)
-        if not self.server.live:
+        assert after.pinned == before.pinned
+        if not self.server.live and not after.pinned:
             self.server.published.clear()
 
     @invariant()
@@ -132,6 +179,8 @@ class CacheMachine(RuleBasedStateMachine):
         for sequence in list(self.server.live):
             self.server.release(sequence)
         self.server.check()
+        while self.server.cache.break_lease():
+            self.server.check()
         self.server.cache.flush()
         assert self.server.cache.audit().free == self.num_pages
 
@@ -144,6 +193,13 @@ class PageOfOneMachine(CacheMachine):
 class LargePageMachine(CacheMachine):
     page_size = 16
     num_pages = 7
+
+
+class LearningMachine(CacheMachine):
+    """The policy of the server, with its many kinds."""
+
+    num_pages = 12
+    learns = True
 
 
 class RoomyMachine(CacheMachine):
@@ -159,7 +215,8 @@ TestSmallPages = CacheMachine.TestCase
 TestPageOfOne = PageOfOneMachine.TestCase
 TestLargePages = LargePageMachine.TestCase
 TestRoomy = RoomyMachine.TestCase
-TestSmallPages.settings = TestPageOfOne.settings = _SETTINGS
+TestLearning = LearningMachine.TestCase
+TestSmallPages.settings = TestPageOfOne.settings = TestLearning.settings = _SETTINGS
 TestLargePages.settings = TestRoomy.settings = _SETTINGS
 
 
@@ -186,6 +243,9 @@ def walk(machine: CacheMachine, seed: int, num_events: int) -> None:
         (2, lambda: machine.fork(pick())),
         (3, lambda: machine.finish(pick())),
         (1, lambda: machine.abort(pick())),
+        (2, lambda: machine.lease(NAMESPACES[rng.random() < 0.2], draw(), rng.randint(1, 5))),
+        (1, lambda: machine.end_lease(NAMESPACES[0], pick())),
+        (2, lambda: machine.time_passes(1)),
     ]
     if machine.evicts:
         events.append((1, machine.flush))
@@ -197,7 +257,7 @@ def walk(machine: CacheMachine, seed: int, num_events: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "machine", [CacheMachine, PageOfOneMachine, LargePageMachine, RoomyMachine]
+    "machine", [CacheMachine, PageOfOneMachine, LargePageMachine, LearningMachine, RoomyMachine]
 )
 def test_long_walks(machine: type[CacheMachine]) -> None:
     for seed in range(16):
@@ -206,7 +266,7 @@ def test_long_walks(machine: type[CacheMachine]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "machine", [CacheMachine, PageOfOneMachine, LargePageMachine, RoomyMachine]
+    "machine", [CacheMachine, PageOfOneMachine, LargePageMachine, LearningMachine, RoomyMachine]
 )
 def test_many_long_walks(machine: type[CacheMachine]) -> None:
     for seed in range(1000, 1150):

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from service.conversation import Message, OutputFormat, ToolCall, ToolChoice
+from service.conversation import Conversation, Message, OutputFormat, ToolCall, ToolChoice
 from service.dialects import chat_decode, messages_decode
 from service.dialects.messages_decode import MessagesRequest
-from service.dialects.messages_items import CacheBreakpoint
 from service.model_card import ModelCard
 from tests.service.conftest import INFO, MODEL
 from tests.service.messages.calls import CALL, HELLO, RESULT, WEATHER, body
@@ -212,23 +211,22 @@ def test_breakpoints_are_where_they_were_set() -> None:
         messages=[user(text("a", **EPHEMERAL)), assistant(text("b")), HELLO],
         **EPHEMERAL,
     )
-    assert request.breakpoints == (
-        CacheBreakpoint(0, 3600),
-        CacheBreakpoint(1, 300),
-        CacheBreakpoint(2, 300),
-        CacheBreakpoint(4, 300),
-    )
-    assert request.kept_prefix() is request.generation.conversation
+    hour, minutes = request.generation.kept
+    assert (hour.ttl_s, minutes.ttl_s) == (3600, 300)
+    assert hour.conversation.messages == (Message("system", "s\nt"),)
+    assert minutes.conversation is request.generation.conversation
 
 
 def test_the_prefix_before_the_last_breakpoint() -> None:
+    def prefix(**fields: Any) -> Conversation:
+        (kept,) = decode(**fields).generation.kept
+        return kept.conversation
+
     turns = [user(text("a", **EPHEMERAL)), assistant(text("b")), HELLO]
-    kept = decode(messages=turns, system="s", tools=[WEATHER]).kept_prefix()
-    assert kept is not None and len(kept.tools) == 1
+    kept = prefix(messages=turns, system="s", tools=[WEATHER])
+    assert len(kept.tools) == 1
     assert kept.messages == (Message("system", "s"), Message("user", "a"))
     tools = [{**WEATHER, **EPHEMERAL}]
-    with_system = decode(system="s", tools=tools).kept_prefix()
-    assert with_system is not None and with_system.messages == (Message("system", "s"),)
-    without = decode(tools=tools).kept_prefix()
-    assert without is not None and without.messages == (Message("system"),)
-    assert decode().kept_prefix() is None
+    assert prefix(system="s", tools=tools).messages == (Message("system", "s"),)
+    assert prefix(tools=tools).messages == (Message("system"),)
+    assert decode().generation.kept == ()

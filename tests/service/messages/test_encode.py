@@ -40,7 +40,7 @@ CUT = Completed(FinishReason.LENGTH, USAGE)
 def request(diagnose: bool = False, max_tokens: int = 5) -> MessagesRequest:
     conversation = Conversation(())
     generation = GenerationRequest("msg_1", MODEL, conversation, GenerationOptions())
-    return MessagesRequest(generation, max_tokens, (), True, diagnose)
+    return MessagesRequest(generation, max_tokens, True, diagnose)
 
 
 def streamed(*events: Event, num_kept: int = 0, **fields: Any) -> str:

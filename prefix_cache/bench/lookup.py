@@ -1,0 +1,118 @@
+"""How long matching and inserting a long prompt takes, beside a chain of SHA-256 over pages."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefix_cache.cache import PrefixCache
+from prefix_cache.eviction import ExpectedReuse
+from prefix_cache.key import Namespace
+
+PAGE_SIZE = 16
+TREE_TOKENS = 1_000_000
+PROMPT_TOKENS = 150_000
+TAIL_TOKENS = 512
+_NAMESPACE = Namespace("bench", "exact", "f16", "bench")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Milliseconds of the thread's CPU time over all rounds: other programs do not count."""
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class LookupTimes:
+    """match: finding the prompt and releasing it. whole: match, extend, publish and release of a
+    prompt with a tail nobody has seen. insert: extend and publish of a whole unseen prompt.
+    sha256: the chain over a whole prompt's pages."""
+
+    match: Times
+    whole: Times
+    insert: Times
+    sha256: Times
+
+
+def measure(rounds: int) -> LookupTimes:
+    """Times in a tree of `TREE_TOKENS` tokens, of prompts of `PROMPT_TOKENS`."""
+    rng = np.random.default_rng(1)
+    num_pages = 2 * TREE_TOKENS // PAGE_SIZE
+    cache = PrefixCache(num_pages, PAGE_SIZE, ExpectedReuse(PAGE_SIZE))
+    prompts = [_random(rng, PROMPT_TOKENS) for _ in range(TREE_TOKENS // PROMPT_TOKENS)]
+    for prompt in [*prompts, _random(rng, TREE_TOKENS % PROMPT_TOKENS)]:
+        _insert(cache, prompt)
+    match: list[float] = []
+    whole: list[float] = []
+    insert: list[float] = []
+    for index in range(rounds):
+        prompt = prompts[index % len(prompts)].copy()
+        match.append(_time(partial(_find, cache, prompt)))
+        prompt[-TAIL_TOKENS:] = _random(rng, TAIL_TOKENS)
+        whole.append(_time(partial(_insert, cache, prompt)))
+        fresh = _random(rng, PROMPT_TOKENS)
+        insert.append(_time(partial(_insert, cache, fresh)))
+    sha = [_time(partial(_sha256_chain, prompts[0])) for _ in range(min(rounds, 50))]
+    return LookupTimes(_times(match), _times(whole), _times(insert), _times(sha))
+
+
+def report(times: LookupTimes) -> str:
+    """For people."""
+    rows = [
+        ("match and release", times.match),
+        (f"match, insert a tail of {TAIL_TOKENS}, release", times.whole),
+        ("insert and release an unseen prompt", times.insert),
+        ("SHA-256 chain over the pages", times.sha256),
+    ]
+    lines = [
+        f"prompts of {PROMPT_TOKENS:,} tokens in a tree of {TREE_TOKENS:,}, pages of {PAGE_SIZE}",
+        "",
+        "| what | p50 ms | p99 ms | SHA-256 chain is slower by |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {each.p50:.3f} | {each.p99:.3f} | {times.sha256.p50 / each.p50:.0f}x |"
+        for name, each in rows
+    ]
+    return "\n".join(lines)
+
+
+def _random(rng: np.random.Generator, num_tokens: int) -> NDArray[np.int32]:
+    return rng.integers(0, 50_000, num_tokens, dtype=np.int32)
+
+
+def _find(cache: PrefixCache, prompt: NDArray[np.int32]) -> None:
+    cache.release(cache.match(_NAMESPACE, prompt).table)
+
+
+def _insert(cache: PrefixCache, prompt: NDArray[np.int32]) -> None:
+    table = cache.match(_NAMESPACE, prompt).table
+    if cache.extend(table, len(prompt)) is None:
+        raise MemoryError("the bench's pool is too small")
+    cache.publish(table, prompt, len(prompt))
+    cache.release(table)
+
+
+def _sha256_chain(prompt: NDArray[np.int32]) -> bytes:
+    data = prompt.tobytes()
+    parent = b""
+    for start in range(0, len(data), 4 * PAGE_SIZE):
+        parent = hashlib.sha256(parent + data[start : start + 4 * PAGE_SIZE]).digest()
+    return parent
+
+
+def _time(work: Callable[[], object]) -> float:
+    start_ns = time.thread_time_ns()
+    work()
+    return (time.thread_time_ns() - start_ns) / 1e6
+
+
+def _times(samples: list[float]) -> Times:
+    p50, p99 = np.percentile(samples, [50, 99]).tolist()
+    return Times(p50, p99)

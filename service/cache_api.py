@@ -1,0 +1,165 @@
+"""The cache by hand: why a prompt would miss, warming one, and leases on prefixes.
+
+All of it is a tenant's own: other tenants' prefixes and leases are as if they were not.
+"""
+
+import time
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from engine.api import EngineError
+from engine.types import (
+    ExplainPrompt,
+    ExtendLease,
+    LeaseInfo,
+    ListLeases,
+    ReleaseLease,
+    pack_tokens,
+)
+from service.cache_report import summarise
+from service.cache_warm import PromptBody, Ttl, WarmBody, read_prompt, seconds, warm
+from service.dialects import wire
+from service.errors import ApiError, from_engine
+from service.services import Services
+from service.transport.http import begin_record, decode_body, read_body, send_json, while_connected
+
+DEFAULT_TTL_S: Final = 300.0
+
+Body = TypeVar("Body")
+
+
+class ExtendBody(msgspec.Struct, frozen=True):
+    ttl: Ttl
+
+
+class Explain:
+    """`POST /v1/cache/explain`: what the cache would have of a prompt; nothing is computed."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services = self._services
+        body = await _body(scope, receive, services, PromptBody)
+
+        async def answer() -> None:
+            conversation, token_ids = await read_prompt(body, services)
+            salt = body.cache_salt or ""
+            call = ExplainPrompt(scope["state"]["tenant"], salt, pack_tokens(token_ids))
+            try:
+                report = await services.engine.explain(call)
+            except EngineError as error:
+                raise from_engine(error) from error
+            cache = summarise(report, token_ids, services.assets.vocabulary, conversation)
+            fields = {"prompt_tokens": len(token_ids), "cache": cache}
+            await send_json(send, {"object": "cache.explanation", **fields})
+
+        await while_connected(receive, answer)
+
+
+class Prewarm:
+    """`POST /v1/cache/prewarm`: compute a prompt now; with a `ttl` it is leased too."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lease, fields = await _warm(scope, receive, self._services)
+        shown = None if lease is None else _lease(lease)
+        await send_json(send, {"object": "cache.prewarm", **fields, "lease": shown})
+
+
+class Leases:
+    """`GET /v1/cache/leases`: the tenant's leases; `POST`: one more, of a prompt that is computed
+    first where it is not cached."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            lease, _ = await _warm(scope, receive, self._services, DEFAULT_TTL_S)
+            assert lease is not None  # it was asked for
+            await send_json(send, _lease(lease))
+            return
+        leases = await _ask(self._services, ListLeases(scope["state"]["tenant"]))
+        await send_json(send, {"object": "list", "data": [_lease(lease) for lease in leases]})
+
+
+class OneLease:
+    """`POST /v1/cache/leases/{id}` lets a lease last `ttl` from now, `DELETE` ends it."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant, lease_id = scope["state"]["tenant"], scope["path_params"]["id"]
+        if scope["method"] == "POST":
+            body = await _body(scope, receive, self._services, ExtendBody)
+            call = ExtendLease(tenant, lease_id, seconds(body.ttl))
+            lease = _found(await _ask(self._services, call), lease_id)
+            await send_json(send, _lease(lease))
+            return
+        _found(await _ask(self._services, ReleaseLease(tenant, lease_id)), lease_id)
+        fields = {"id": lease_id, "object": "cache.lease.deleted", "deleted": True}
+        await send_json(send, fields)
+
+
+async def _warm(
+    scope: Scope, receive: Receive, services: Services, default_ttl_s: float | None = None
+) -> tuple[LeaseInfo | None, dict[str, int]]:
+    """Compute the prompt of a body; its lease, where one was asked for, and its tokens."""
+    start_ns = time.monotonic_ns()
+    body = await _body(scope, receive, services, WarmBody)
+    model = services.card.id
+    record = begin_record(scope, operation="prewarm", model=model, start_ns=start_ns, stream=False)
+    leases: list[LeaseInfo] = []
+    fields: dict[str, int] = {}
+
+    async def compute() -> None:
+        usage = (await warm(services, body, record, default_ttl_s)).usage
+        leases.extend(usage.cache.leases if usage.cache else ())
+        fields["prompt_tokens"] = usage.prompt_tokens
+        fields["cached_tokens"] = usage.cached_tokens
+        fields["computed_tokens"] = usage.prompt_tokens - usage.cached_tokens
+
+    await while_connected(receive, compute, [record])
+    return (leases[0] if leases else None), fields
+
+
+async def _ask(
+    services: Services, call: ListLeases | ExtendLease | ReleaseLease
+) -> tuple[LeaseInfo, ...]:
+    try:
+        return await services.engine.leases(call)
+    except EngineError as error:
+        raise from_engine(error) from error
+
+
+def _found(leases: tuple[LeaseInfo, ...], lease_id: str) -> LeaseInfo:
+    if not leases:
+        raise ApiError(404, f"No lease has the id {lease_id!r}.", code="lease_not_found")
+    return leases[0]
+
+
+async def _body(scope: Scope, receive: Receive, services: Services, kind: type[Body]) -> Body:
+    limits = services.settings.limits
+    raw = await read_body(scope, receive, limits)
+    return await decode_body(raw, partial(wire.decode, kind=kind), limits)
+
+
+def _lease(lease: LeaseInfo) -> dict[str, Any]:
+    """As JSON; a lease without an id is one of which nothing was granted."""
+    return {
+        "id": lease.id or None,
+        "object": "cache.lease",
+        "tokens": lease.num_tokens,
+        "tokens_asked": lease.num_tokens_asked,
+        "ttl_seconds": lease.ttl_s,
+        "remaining_seconds": round(lease.remaining_s, 3),
+        "hits": lease.num_hits,
+        "cache_salt": lease.salt or None,
+    }

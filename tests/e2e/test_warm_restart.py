@@ -1,0 +1,104 @@
+"""What was cached is cached after a restart; whatever happens to the writer, never a wrong page."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import ROOT, Server, free_port, serve
+from tests.e2e.conversations import cached_tokens, chat, system_prompt, text_of
+
+TOPICS = ("ferry", "comet", "bakery")
+QUESTION = "What is the second rule?"
+
+
+def ask_all(server: Server) -> list[tuple[str, int, int]]:
+    """Text, cached and prompt tokens of the answer on each topic."""
+    answers = [chat(server, system_prompt(topic, 14), QUESTION) for topic in TOPICS]
+    return [(text_of(a), cached_tokens(a), a["usage"]["prompt_tokens"]) for a in answers]
+
+
+def test_the_first_requests_after_a_restart_hit(tmp_path: Path) -> None:
+    folder = str(tmp_path / "cache")
+    with serve("--cache-dir", folder, "--kv-memory", "256MiB") as server:
+        cold = ask_all(server)
+        before = ask_all(server)
+        lease = server.http.post("/v1/cache/leases", json={"prompt": "keep me " * 40, "ttl": "1h"})
+        assert lease.status_code == 200, lease.text
+    with serve("--cache-dir", folder, "--kv-memory", "256MiB") as server:
+        after = ask_all(server)
+        (kept,) = server.http.get("/v1/cache/leases").json()["data"]
+        server.flush()
+        assert server.pool()["pinned"] == kept["tokens"] // 16
+    assert [text for text, _, _ in after] == [text for text, _, _ in cold]
+    assert sum(cached for _, cached, _ in after) >= 0.9 * sum(cached for _, cached, _ in before)
+    assert kept["id"] != lease.json()["id"]
+    assert 3500 < kept["remaining_seconds"] < 3600
+
+
+def test_a_foreign_or_broken_folder_is_told_and_the_start_is_cold(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with serve("--cache-dir", str(folder), "--kv-memory", "256MiB") as server:
+        ask_all(server)
+    with serve("--cache-dir", str(folder), "--kv-memory", "256MiB", "--exact") as server:
+        assert server.pool()["cached"] == 0
+        cold = ask_all(server)
+    (pages,) = folder.glob("pages-*")
+    pages.write_bytes(b"\0" * pages.stat().st_size)
+    with serve("--cache-dir", str(folder), "--kv-memory", "256MiB", "--exact") as server:
+        assert server.pool()["cached"] == 0
+        assert ask_all(server) == cold
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_writer_killed_at_any_moment_leaves_no_wrong_page(tmp_path: Path) -> None:
+    """20 times: end the server, and kill all of it while it writes."""
+    folder = tmp_path / "cache"
+    rng = random.Random(5)
+    with serve("--cache-dir", str(folder), "--kv-memory", "256MiB") as server:
+        texts = [text for text, _, _ in ask_all(server)]
+    num_restored = 0
+    for _ in range(20):
+        process, url = _start(folder)
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+            server = Server(url, http, process)
+            num_restored += server.pool()["cached"] > 0
+            assert [text for text, _, _ in ask_all(server)] == texts
+            chat(server, system_prompt(f"new {rng.random()}", 20), "More?")
+            process.send_signal(signal.SIGTERM)
+        time.sleep(rng.random() * 0.25)  # the moment is what is tested, not waited for
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=30)
+    assert num_restored >= 15, "a former snapshot survives its successor's end"
+
+
+def _start(folder: Path) -> tuple["subprocess.Popen[str]", str]:
+    """A server in a process group of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
+    command += ["--cache-dir", str(folder), "--kv-memory", "256MiB"]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        try:
+            if httpx.get(f"{url}/health/ready", trust_env=False).status_code == 200:
+                return process, url
+        except httpx.TransportError:
+            assert process.poll() is None, "the server ended at its start"
+            time.sleep(0.05)
+    pytest.fail("the server did not start")
