@@ -32,8 +32,6 @@ from service.server import Server, bind
 from service.services import build_services
 from service.telemetry.tracing import RequestTracer
 
-GC_THRESHOLDS = (50_000, 20, 20)
-"""A body of many small objects meets few collections, which would stop the event loop as well."""
 SWITCH_INTERVAL_S = 0.001
 """How long a busy worker thread may keep the event loop waiting for the interpreter."""
 
@@ -101,7 +99,6 @@ async def _serve(settings: Settings, started_s: float) -> None:
                 await warm_from_file(services, settings.prewarm)
             server = Server(create_app(services), engine, settings)
             server.handle_signals()
-            gc.set_threshold(*GC_THRESHOLDS)
             gc.freeze()  # what lives as long as the server need not be scanned again and again
             lost = asyncio.create_task(_end_with_engine(engine, server))
             await server.serve(sock, _ready(settings, sock, started_s))

@@ -14,7 +14,7 @@ import pytest
 from engine.scripted import text_script
 from engine.text import load_text
 from engine.text.default_model import find_default_model
-from service.__main__ import GC_THRESHOLDS, SWITCH_INTERVAL_S
+from service.__main__ import SWITCH_INTERVAL_S
 from tests.service.conftest import INFO, MODEL, LiveServer, run_server
 from tests.service.raw import connected, masked_frame, open_websocket
 
@@ -61,8 +61,6 @@ def server() -> Iterator[LiveServer]:
     )
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    thresholds = gc.get_threshold()
-    gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
     script = text_script("ok", delay_s=0.001)
     try:
@@ -70,7 +68,6 @@ def server() -> Iterator[LiveServer]:
             yield running
     finally:
         sys.setswitchinterval(before)
-        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
