@@ -49,16 +49,26 @@ class Encoder:
         """Token ids, shape [num_tokens], int32. May be called from several threads.
 
         Text of special tokens becomes these tokens. Raises UnicodeEncodeError where the text has
-        lone surrogates.
+        lone surrogates, RuntimeError where the library gives up on it.
         """
         prefix, suffix = (self._prefix, self._suffix) if add_special_tokens else ([], [])
         parts = [np.array(prefix, dtype=np.int32)]
         for piece in self.slices(text):
             piece.encode()  # for a lone surrogate the library would raise a bare TypeError
-            (encoding,) = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
-            parts.append(np.array(encoding.ids, dtype=np.int32))
+            parts.append(np.array(self._ids(piece), dtype=np.int32))
         parts.append(np.array(suffix, dtype=np.int32))
         return np.concatenate(parts)
+
+    def _ids(self, piece: str) -> list[int]:
+        try:
+            (encoding,) = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+        except BaseException as error:
+            # A panic of the library, which some texts make of some patterns, is no Exception.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise RuntimeError(f"the tokenizer failed: {error}") from error
+        ids: list[int] = encoding.ids
+        return ids
 
     def slices(self, text: str) -> Iterator[str]:
         """The pieces of the text that `encode` tokenises one by one; joined they are the text."""

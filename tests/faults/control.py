@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 FOLDER_VARIABLE = "TEST_FAULTS"
 
-Fault: TypeAlias = Literal["raise", "nan", "hang", "tokenizer", "stall"]
+Fault: TypeAlias = Literal["raise", "nan", "hang", "tokenizer", "stall", "kill"]
 
 
 def ask_for(folder: Path, fault: Fault) -> None:

@@ -54,8 +54,9 @@ def test_twenty_streams_finish_and_what_is_new_is_refused(tmp_path: Path) -> Non
     assert len(answers) == 20
 
 
-@pytest.mark.parametrize("how", ["second signal", "grace over"])
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize(
+    ("how", "hangs"), [("grace over", False), ("grace over", True), ("second signal", True)]
+)
 def test_what_cannot_finish_is_told_its_end(tmp_path: Path, how: str, hangs: bool) -> None:
     grace = "0.5" if how == "grace over" else "300"
     with serving(tmp_path, "--drain", grace, script=ENDLESS) as server:

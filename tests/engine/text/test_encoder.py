@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from engine.text import Encoder, TextAssets
 from engine.text.default_model import find_default_model
@@ -125,3 +125,15 @@ def test_special_tokens_are_added_once_however_manyslices(model_path: Path) -> N
 def test_lone_surrogates_are_an_error(assets: TextAssets) -> None:
     with pytest.raises(UnicodeEncodeError):
         assets.encoder.encode("a\ud800b")
+
+
+def test_a_panic_of_the_library_is_an_exception() -> None:
+    """Some texts exhaust the backtracking of some patterns, which the library answers by a panic;
+    unconverted it would pass every `except Exception` and end what it passes."""
+    tokenizer = Tokenizer(models.BPE())
+    pattern = Regex("(?=(a+)+b)")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    encoder = Encoder(tokenizer)
+    with pytest.raises(RuntimeError, match=r"the tokenizer failed: .*retry-limit"):
+        encoder.encode("a" * 40)
+    assert encoder.encode("b").tolist() == []
