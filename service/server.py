@@ -23,6 +23,8 @@ from service.transport.websocket_protocol import EdgeWebSocket
 BACKLOG = 2048
 CLOSE_S = 5
 """How long connections may take to end once nothing runs for them any more; then they are cut."""
+HURRY_S = 1.0
+"""The same once a second signal has said that there is no time."""
 ONE_SIGNAL_S = 0.5
 """Signals closer than this are one: wrappers pass on what the whole process group got anyway."""
 
@@ -86,14 +88,14 @@ class Server:
         elif not self._uvicorn.should_exit:
             log.info("aborting the running requests")
             self._stopping.cancel()
-            self._stopping = asyncio.get_running_loop().create_task(self._drain(0.0))
+            self._stopping = asyncio.get_running_loop().create_task(self._drain(0.0, HURRY_S))
 
-    async def _drain(self, grace_s: float) -> None:
+    async def _drain(self, grace_s: float, close_s: float = CLOSE_S) -> None:
         sockets = asyncio.get_running_loop().create_task(self._app.drain())
         try:
             await self._engine.drain(grace_s)
             # From here on clients have only to take what is written; some never will.
-            asyncio.get_running_loop().call_later(CLOSE_S, self.connections.end)
+            asyncio.get_running_loop().call_later(close_s, self.connections.end)
             await asyncio.wait([sockets], timeout=2 * CLOSE_S)
         finally:
             sockets.cancel()

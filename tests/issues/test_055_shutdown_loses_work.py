@@ -2,7 +2,9 @@
 
 After vllm-project/vllm#24885, #36666, #36964 and smg-project/smg#1172."""
 
+import json
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -106,3 +108,22 @@ def test_requests_that_wait_are_refused_and_may_be_repeated(tmp_path: Path) -> N
             assert answer.headers["retry-after"]
         else:
             assert answer.json()["usage"]["completion_tokens"] == 60
+
+
+def test_who_does_not_read_the_end_is_not_waited_for(tmp_path: Path) -> None:
+    script = ScriptFile(scripts=(text_script("x" * 4000),))
+    with serving(tmp_path, script=script) as server, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", server.port))
+        data = json.dumps(body_of(CHAT, stream=True)).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
+        deaf.sendall(head.encode() + data)
+        server.wait_running(1)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: not server.ready()["ready"])
+        threading.Event().wait(0.6)  # signals that are closer than 0.5 s are one
+        server.process.send_signal(signal.SIGTERM)
+        ended = server.wait_end()
+        assert ended.code == 0
+        assert "Traceback" not in ended.log, ended.log
+        assert "Cancel" not in ended.log, ended.log
