@@ -90,6 +90,7 @@ class StepLoop:
         self._ending_told = False
         self._drained = False
         self._closed = False
+        self._refusing = False
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._waker.setblocking(False)
@@ -110,6 +111,8 @@ class StepLoop:
             self._sender.push(encode(Ready(self._core.info)))
             while self._receive():
                 self._step()
+                if self._refusing:
+                    self._refuse_waiting()
                 self._send()
                 if self._ending and not self._open:
                     self._drained = not self._closed
@@ -225,8 +228,13 @@ class StepLoop:
         return LeasesReply(call_id, answer)
 
     def _begin_drain(self) -> None:
-        """Requests that were not admitted yet are refused as if they came now."""
-        self._ending = True
+        """Take no more. What came before it has one more step to start in: its client may have
+        been told already that it was taken."""
+        self._ending = self._refusing = True
+
+    def _refuse_waiting(self) -> None:
+        """Requests that have still not started are refused as if they came now."""
+        self._refusing = False
         for request_id in [name for name, state in self._open.items() if not state.started]:
             self._core.abort(request_id)
             self._end(request_id, _SHUTTING_DOWN, retryable=True)

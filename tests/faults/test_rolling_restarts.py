@@ -75,8 +75,8 @@ def roll(folder: Path, times: int) -> None:
     clients = [Client(server.port, numbers) for _ in range(4)]
     try:
         for _ in range(times):
-            num_before = sum(len(client.answered) for client in clients)
-            while sum(len(client.answered) for client in clients) < num_before + 4:
+            before = [len(client.answered) for client in clients]
+            while any(len(c.answered) == n for c, n in zip(clients, before, strict=True)):
                 threading.Event().wait(0.01)
                 assert server.process.poll() is None, server.log
             server.process.send_signal(signal.SIGTERM)

@@ -270,6 +270,16 @@ async def test_drain_lets_running_requests_finish(start: Start) -> None:
     await engine.drain(60.0)
 
 
+async def test_a_drain_does_not_refuse_what_came_just_before_it(start: Start) -> None:
+    """Its client may have been told that it was taken, and would not ask again."""
+    engine = await start(ScriptFile(num_tokens=5, delay_s=0.0))
+    stream = engine.generate(request())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.drain, 60.0)
+        answer = await read(stream)
+    assert finished(answer).reason is FinishReason.STOP
+
+
 async def test_drain_aborts_what_outlives_its_grace(start: Start) -> None:
     engine = await start(ScriptFile(scripts=(Script(finish=None),)))
     stream = engine.generate(request())
