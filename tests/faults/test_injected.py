@@ -5,6 +5,7 @@ pages are all accounted for."""
 
 import json
 import random
+import re
 import signal
 import threading
 import time
@@ -105,7 +106,8 @@ def cached(answer: httpx.Response) -> int:
 
 
 def test_one_of_each(tmp_path: Path) -> None:
-    prompt = "Once upon a midnight dreary, while I pondered, weak and weary, " * 5
+    # Computed in one step, which is the one that is spoilt.
+    prompt = "Once upon a midnight dreary, while I pondered, weak and weary, "
     with serving(tmp_path, *ARGUMENTS) as server:
         good = complete(server, prompt + "0").raise_for_status().json()["choices"]
         server.http.post("/admin/cache/flush").raise_for_status()
@@ -182,13 +184,16 @@ def run_faults(server: FaultyServer, folder: Path, times: int, num_clients: int)
     assert not load.faults, load.faults
     assert load.num_good > times
     check_pages(server)
+    # Two seconds; on a machine so busy that a start takes longer, not much longer than that.
+    start_s = float(re.findall(r"ready on \S+ in ([0-9.]+) s", server.log)[0])
     for kind, times_s in took.items():
-        assert sorted(times_s)[len(times_s) // 2] < 2.0, (kind, times_s)
+        assert sorted(times_s)[len(times_s) // 2] < max(2.0, 2 * start_s), (kind, start_s, times_s)
     lines = [
         f"{fault}: answered again after {sorted(each)[len(each) // 2]:.2f} s (median), "
         f"{max(each):.2f} s (longest of {len(each)})"
         for fault, each in took.items()
     ]
+    lines.append(f"the server had started in {start_s:.1f} s")
     return [*lines, f"{load.num_good} requests succeeded, {load.num_failed} were told of a failure"]
 
 
