@@ -53,7 +53,9 @@ class WatchedApp:
         self._app = app
         self._engine = engine
         self._records = Path(os.environ[FOLDER_VARIABLE], "records")
-        self.drain = app.drain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._app, name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if take("stall"):
