@@ -36,7 +36,7 @@ class Preemption:
         num_tokens = request.num_tokens
         if request.is_settled:
             num_tokens = max(num_tokens, request.num_prompt_tokens + request.max_new_tokens - 1)
-        missing = -(-num_tokens // self._page_size) - len(request.table.pages)
+        missing = -(-num_tokens // self._page_size) - request.table.num_pages
         return max(0, missing) + request.is_settled
 
     def reserved_pages(self, request: Request, running: Iterable[Request]) -> int:

@@ -17,6 +17,7 @@ from engine.types import (
     EngineEvent,
     EngineRequest,
     Finished,
+    KeepPrefix,
     PromptLogprobs,
     SamplingParams,
     Started,
@@ -154,7 +155,9 @@ class Driver:
         deadline_ns: int = 0,
         credits: int = 4096,
         tenant: str = "public",
+        salt: str = "",
         weight: float = 1.0,
+        keep: tuple[KeepPrefix, ...] = (),
     ) -> str:
         self._next += 1
         request = EngineRequest(
@@ -162,10 +165,12 @@ class Driver:
             pack_tokens(tokens),
             sampling or SamplingParams(max_tokens, ignore_eos=True),
             tenant=tenant,
+            salt=salt,
             priority=priority,
             deadline_ns=deadline_ns,
             credits=credits,
             weight=weight,
+            keep=keep,
         )
         self.answers[request.id] = Answer()
         self.core.add(request)
