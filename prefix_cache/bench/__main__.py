@@ -1,9 +1,9 @@
-"""`python -m prefix_cache.bench`: hit-rate, lookup, memory. Prints tables; asserts nothing."""
+"""`python -m prefix_cache.bench`: hit-rate, lookup, overhead, memory. Prints, asserts nothing."""
 
 import argparse
 from pathlib import Path
 
-from prefix_cache.bench import hit_rate, lookup, memory
+from prefix_cache.bench import hit_rate, lookup, memory, overhead
 from prefix_cache.bench.traces import agents, read_trace
 
 BUDGETS = (0.05, 0.1, 0.2, 0.5)
@@ -19,6 +19,7 @@ def main() -> int:
     )
     look = commands.add_parser("lookup", help="time to match and insert a long prompt")
     look.add_argument("--rounds", type=int, default=300)
+    commands.add_parser("overhead", help="CPU time of a request that finds nothing")
     commands.add_parser("memory", help="pages of many branches, and bytes per token")
     given = parser.parse_args()
     if given.command == "hit-rate":
@@ -26,6 +27,9 @@ def main() -> int:
             print(hit_rate.table(workload, hit_rate.compare(workload, BUDGETS)))
     elif given.command == "lookup":
         print(lookup.report(lookup.measure(given.rounds)))
+    elif given.command == "overhead":
+        rows = [overhead.measure(*sizes) for sizes in ((512, 64), (4000, 200))]
+        print(overhead.report(rows))
     else:
         print(memory.report())
     return 0

@@ -25,7 +25,7 @@ def test_nothing_of_one_key_is_seen_by_another(tmp_path: Path) -> None:
             return server.http.post(path, json=body, headers=headers)
 
         lease = post("north", "/v1/cache/leases", messages=messages, cache_salt="s").json()
-        for salt in ({}, {"cache_salt": "s"}):
+        for salt in ({"cache_salt": "s"}, {}):
             found = post("south", "/v1/cache/explain", messages=messages, **salt).json()["cache"]
             assert (found["cached_tokens"], found["reason"]) == (0, "cold")
             body = {"model": "default", "messages": messages, "max_tokens": 2, **salt}
