@@ -1,6 +1,7 @@
 """What an answer must look like, as one grammar in the form that llguidance serialises."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -32,9 +33,12 @@ def grammar_for(
     options = request.options
     names = request.callable_tools
     must_call = options.tool_choice.mode == "required" and bool(names)
-    if not must_call and options.output_format is None:
-        return ""
     writer = _Writer(format, marker_ids)
+    if not must_call and options.output_format is None:
+        if not _enforced_tools(request) or format.name == "pythonic":
+            return ""
+        talk = writer.talk([t for t in request.conversation.tools if t.name in names])
+        return writer.grammar([talk], thinking=thinking)
     answers: list[str] = []
     if names and (must_call or options.output_format is not None):
         tools = [tool for tool in request.conversation.tools if tool.name in names]
@@ -50,10 +54,20 @@ def schemas_of(request: GenerationRequest) -> list[tuple[str, Any]]:
     asked = request.options.output_format
     if asked is not None and asked.kind == "json_schema":
         schemas.append((asked.path, json.loads(asked.source)))
+    enforced = _enforced_tools(request)
     for index, tool in enumerate(request.conversation.tools):
-        if tool.name in request.callable_tools:
+        if tool.name in enforced:
             schemas.append((f"tools[{index}].function.parameters", parameters_of(tool)))
     return schemas
+
+
+def _enforced_tools(request: GenerationRequest) -> frozenset[str]:
+    """Names of the tools whose arguments the grammar holds to their schemas: the strict ones, and
+    all where the whole answer is written by a grammar."""
+    options = request.options
+    whole = options.tool_choice.mode == "required" or options.output_format is not None
+    tools = (tool for tool in request.conversation.tools if tool.name in request.callable_tools)
+    return frozenset(tool.name for tool in tools if whole or is_strict(tool))
 
 
 class _Writer:
@@ -110,6 +124,39 @@ class _Writer:
             self._rules.append(f"calls: object {many}")
         return "calls"
 
+    def talk(self, tools: Sequence[Tool]) -> str:
+        """The rule of free text in which calls may stand. From its mark on a call is held to its
+        tool, where that is strict to its schema too; the marks are lazy, so that what follows one
+        cannot be read as text."""
+        held = [tool if is_strict(tool) else Tool(tool.name, {}) for tool in tools]
+        self._rules += [*self._objects(held), r"text: /(.|\n)*/"]
+        marks = MARKS[self._format.written]
+        if marks.start in self._marker_ids:
+            self._rules.append(f"lead: text {self._text(marks.start)}")
+        else:
+            self._rules.append(rf"lead[lazy]: /(.|\n)*/ {self._text(marks.start)}")
+        if marks.end:
+            self._rules.append(f'call: lead "\\n" object "\\n" {self._text(marks.end)}')
+        elif self._format.written == "mistral":
+            self._rules.append('call: lead "[" object (", " object)* "]"')
+        else:
+            self._rules.append('call: lead object ("; " object)*')
+        bare = "bare?" if marks.at_start else ""
+        if bare:
+            self._rules += self._bare_objects(tools)
+        self._rules.append(f"talk: {bare} call{{0,{MAX_CALLS}}} text")
+        return "talk"
+
+    def _bare_objects(self, tools: Sequence[Tool]) -> list[str]:
+        """Rules of a call that begins the answer without a mark: its head is its mark."""
+        rules = ["bare: " + " | ".join(f"bare_{i}" for i in range(len(tools)))]
+        for index, tool in enumerate(tools):
+            name = re.escape(json.dumps(tool.name, ensure_ascii=False)).replace("/", r"\/")
+            head = rf'[ \t\r\n]{{0,8}}\{{ ?"name": ?{name}, ?"(arguments|parameters)":'
+            rules.append(f"head_{index}[lazy]: /{head}/")
+            rules.append(f'bare_{index}: head_{index} " "? @arguments_{index} "}}"')
+        return rules
+
     def _objects(self, tools: Sequence[Tool]) -> list[str]:
         key = "parameters" if self._format.written == "llama" else "arguments"
         rules = ["object: " + " | ".join(f"object_{i}" for i in range(len(tools)))]
@@ -136,6 +183,12 @@ class _Writer:
     def _text(self, marker: str) -> str:
         token_id = self._marker_ids.get(marker)
         return json.dumps(marker) if token_id is None else f"<[{token_id}]>"
+
+
+def is_strict(tool: Tool) -> bool:
+    """Whether its client wants each call of the tool to match its schema."""
+    function = tool.spec.get("function")
+    return isinstance(function, dict) and function.get("strict") is True
 
 
 def parameters_of(tool: Tool) -> Any:
