@@ -36,6 +36,32 @@ def test_cpu_by_name_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
         select_backend("cpu", threads=1, exact=False)
 
 
+def test_triton_by_name_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_has_gpu", lambda: False)
+    with pytest.raises(BackendUnavailable, match="no CUDA device"):
+        select_backend("triton", threads=1, exact=False)
+    monkeypatch.setattr(registry, "_has_gpu", lambda: True)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(BackendUnavailable, match="triton is not installed"):
+        select_backend("triton", threads=1, exact=False)
+
+
+def test_a_gpu_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a driver that shows one; the interpreter stands in for the device."""
+    monkeypatch.setattr(registry, "_has_gpu", lambda: True)
+    selection = select_backend("auto", threads=1, exact=True)
+    assert selection.name == selection.backend.name == "triton"
+    assert selection.reason == "a GPU is here (triton-interpreted-f32)"
+
+
+def test_auto_says_why_it_is_not_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_has_gpu", lambda: False)
+    selection = select_backend("auto", threads=1, exact=False)
+    if selection.name == "cpu":
+        assert "not triton: no CUDA device" in selection.reason
+    selection.backend.close()
+
+
 def test_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_cpu", unavailable)
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -44,7 +70,7 @@ def test_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(BackendUnavailable, match="no backend 'gpu'; there are auto, cpu"):
+    with pytest.raises(BackendUnavailable, match="no backend 'gpu'; there are auto, triton, cpu"):
         select_backend("gpu", threads=0, exact=False)
 
 
