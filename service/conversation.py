@@ -33,10 +33,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call; `spec` is the wire's JSON, rendered verbatim."""
+    """A function the model may call; `spec` is the wire's JSON, rendered verbatim. `schema_path`
+    is the field in which its client gave the schema of its arguments."""
 
     name: str
     spec: dict[str, JSONValue]
+    schema_path: str = field(default="tools", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

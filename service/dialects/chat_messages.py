@@ -143,4 +143,4 @@ def _tool(spec: dict[str, Any], path: str) -> Tool:
             f"{path}.function.name",
             f"Invalid '{path}.function.name': must be a string of 1 to {MAX_NAME} characters.",
         )
-    return Tool(name, spec)
+    return Tool(name, spec, f"{path}.function.parameters")

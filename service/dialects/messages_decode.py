@@ -247,7 +247,8 @@ def _tool(tool: WireTool, path: str) -> Tool:
     function["parameters"] = tool.input_schema
     if tool.strict is not None:
         function["strict"] = tool.strict
-    return Tool(tool.name, {"type": "function", "function": function})
+    spec: dict[str, JSONValue] = {"type": "function", "function": function}
+    return Tool(tool.name, spec, f"{path}.input_schema")
 
 
 def _options(body: MessagesBody, card: ModelCard) -> GenerationOptions:

@@ -219,7 +219,7 @@ def in_this_dialect(error: ApiError) -> ApiError:
     """An error of the common path, with the name its field has here."""
     if error.param is not None:
         name = error.param.removeprefix("sampling.")
-        error.param = _FIELDS.get(name, name).replace("].function.parameters", "].parameters")
+        error.param = _FIELDS.get(name, name)
     return error
 
 
@@ -248,7 +248,7 @@ def _tool(spec: dict[str, Any], path: str) -> Tool:
             f"Invalid '{path}.name': must be a string of 1 to {MAX_NAME} characters.",
         )
     function = {key: value for key, value in spec.items() if key != "type"}
-    return Tool(name, {"type": "function", "function": function})
+    return Tool(name, {"type": "function", "function": function}, f"{path}.parameters")
 
 
 def _output_format(body: ResponseCreate) -> OutputFormat | None:

@@ -49,15 +49,14 @@ def grammar_for(
 
 
 def schemas_of(request: GenerationRequest) -> list[tuple[str, Any]]:
-    """The schemas in a request's grammar, with the paths of their fields in a chat body."""
+    """The schemas in a request's grammar, with the paths of their fields in its body."""
     schemas: list[tuple[str, Any]] = []
     asked = request.options.output_format
     if asked is not None and asked.kind == "json_schema":
         schemas.append((asked.path, json.loads(asked.source)))
     enforced = _enforced_tools(request)
-    for index, tool in enumerate(request.conversation.tools):
-        if tool.name in enforced:
-            schemas.append((f"tools[{index}].function.parameters", parameters_of(tool)))
+    tools = (tool for tool in request.conversation.tools if tool.name in enforced)
+    schemas.extend((tool.schema_path, parameters_of(tool)) for tool in tools)
     return schemas
 
 

@@ -105,7 +105,7 @@ def main() -> None:
     it with a signal."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_work)
     thread.start()

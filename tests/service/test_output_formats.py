@@ -108,4 +108,32 @@ def test_responses_name_their_own_fields(played: tuple[LiveServer, Seen]) -> Non
     ):
         sent = {"model": MODEL, "input": "hi", **fields}
         answer = server.http.post("/v1/responses", json=sent)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param)
+        assert f"'{param}'" in error["message"]
+
+
+def test_messages_name_their_own_fields(played: tuple[LiveServer, Seen]) -> None:
+    server, _ = played
+    for fields, path in (
+        (
+            {
+                "tools": [
+                    {"name": "g", "input_schema": GOOD},
+                    {"name": "f", "input_schema": BAD},
+                ],
+                "tool_choice": {"type": "any"},
+            },
+            "tools[1].input_schema.properties.a",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": BAD}}},
+            "output_config.format.schema.properties.a",
+        ),
+    ):
+        hello = [{"role": "user", "content": "hi"}]
+        sent = {"model": MODEL, "max_tokens": 9, "messages": hello, **fields}
+        answer = server.http.post("/v1/messages", json=sent)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        assert f"'{path}'" in error["message"]

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 
 from service.conversation import (
     Conversation,
@@ -17,6 +17,7 @@ from service.conversation import (
 )
 from service.tools.formats import AnswerFormat, FormatName
 from service.tools.grammar import grammar_for
+from tests.service.tools.byte_tokens import TOKENIZER
 
 SCHEMA: dict[str, JSONValue] = {
     "type": "object",
@@ -24,21 +25,6 @@ SCHEMA: dict[str, JSONValue] = {
     "required": ["city"],
     "additionalProperties": False,
 }
-
-
-class Bytes:
-    """A vocabulary of single bytes."""
-
-    tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
-    special_token_ids = [256]  # noqa: RUF012
-    eos_token_id = 256
-    bos_token_id = None
-
-    def __call__(self, text: str) -> list[int]:
-        return list(text.encode())
-
-
-TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
 
 
 def tool(name: str, strict: bool | None) -> Tool:
