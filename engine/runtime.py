@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,7 @@ from kernels.registry import Selection, select_backend
 from prefix_cache.cache import PrefixCache
 from prefix_cache.eviction import ExpectedReuse
 from prefix_cache.snapshot import Identity
+from prefix_cache.tiers import DiskTier
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +114,8 @@ def assemble_core(
         clock_ns=clock_ns,
     )
     runner = ModelRunner(backend, loaded, kv)
+    if config.cache_disk_bytes:
+        cache.attach(_disk_tier(config, info, runner))
     saved: SavedCache | None = None
     if config.cache_dir:
         identity = Identity(
@@ -135,6 +139,20 @@ def assemble_core(
         clock_ns=clock_ns,
         saved=saved,
     )
+
+
+def _disk_tier(config: EngineConfig, info: EngineInfo, runner: ModelRunner[Any, Any]) -> DiskTier:
+    try:
+        return DiskTier(
+            runner,
+            num_device_pages=info.num_pages,
+            page_size=info.page_size,
+            page_bytes=info.page_bytes,
+            num_bytes=config.cache_disk_bytes,
+            folder=Path(config.cache_dir) if config.cache_dir else None,
+        )
+    except (OSError, ValueError) as error:
+        raise EngineError(f"--cache-disk: {error}") from error
 
 
 def _check_config(config: EngineConfig) -> None:

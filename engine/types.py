@@ -229,7 +229,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `itl_target_ms` is the time between tokens that is kept, `ttft_target_ms` that to the first
     token, which is promised by refusing what could not keep it; 0 for none. `max_waiting` requests
     with `max_waiting_tokens` prompt tokens may wait, more are refused.
-    `cache_dir` keeps what is cached from one engine to the next; "" for nothing.
+    `cache_dir` keeps what is cached from one engine to the next; "" for nothing. What is evicted
+    is kept on disk, up to `cache_disk_bytes`.
     """
 
     model: str
@@ -247,6 +248,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 1024
     max_waiting_tokens: int = 1 << 20
     cache_dir: str = ""
+    cache_disk_bytes: int = 0
     log_level: str = "info"
 
 

@@ -18,6 +18,7 @@ from prefix_cache.lease import Lease, LeaseBook, LeaseBudget
 from prefix_cache.page_pool import CacheError, PagePool, PoolCounts
 from prefix_cache.page_table import PageTable
 from prefix_cache.radix_tree import Match, Node, RadixForest, Root, TokenIds, Use
+from prefix_cache.tiers import DiskTier
 
 __all__ = [
     "AuditError",
@@ -79,6 +80,7 @@ class PrefixCache:
         self._evicted = EvictedPrefixes(num_pages, page_size, clock)
         self._evictor = Evictor(self._pool, self._forest, self._policy, self._evicted)
         self._leases = LeaseBook(self._pool, budget or LeaseBudget.of(num_pages))
+        self._tier: DiskTier | None = None
         self._tables: set[PageTable] = set()
         self.evicted_for_room = 0
         self.evicted_by_flush = 0
@@ -102,6 +104,48 @@ class PrefixCache:
         self._tables.add(table)
         why = self._explain(namespace, tokens, found, eviction)
         return PrefixMatch(table, length, why)
+
+    def attach(self, tier: DiskTier) -> None:
+        """Keep what is evicted from now on in a second tier."""
+        self._tier = tier
+        self._evictor.on_cut = tier.leave
+
+    @property
+    def num_disk_pages(self) -> int:
+        """Pages in the second tier."""
+        return 0 if self._tier is None else len(self._tier)
+
+    def restore(
+        self, namespace: Namespace, token_ids: TokenIds, compute_ms: Callable[[int, int], float]
+    ) -> int:
+        """Bring back what the second tier has of a prompt beyond `match`, if that is cheaper than
+        computing it: `compute_ms(past, count)` tells of tokens behind others. How many tokens; they
+        are cached then, as any."""
+        tier = self._tier
+        if tier is None or not len(tier):
+            return 0
+        tokens, page_size = _as_tokens(token_ids), self._page_size
+        found = self._forest.match(namespace, tokens)
+        whole = found.num_tokens // page_size
+        after = int(found.pages[whole - 1]) if whole else None
+        count = tier.find(namespace, tokens, after, whole)
+        past = whole * page_size
+        if not count or count * tier.page_ms >= compute_ms(past, count * page_size):
+            return 0
+        table = self.match(namespace, tokens, past).table
+        end = past
+        for index in range(whole, whole + count):
+            if self.extend(table, end + page_size) is None:
+                break
+            page = int(table.page_ids[index])
+            before = int(table.page_ids[index - 1]) if index else None
+            if not tier.bring(namespace, tokens, before, index, page):
+                break
+            end += page_size
+            self.publish(table, tokens, end)
+        table.published = False  # it is no request that the policy could learn from
+        self.release(table)
+        return end - past
 
     def explain(self, namespace: Namespace, token_ids: TokenIds) -> Explanation:
         """What `match` would find now and why not more; changes nothing."""
@@ -283,8 +327,12 @@ class PrefixCache:
         return lease
 
     def flush(self) -> int:
-        """Drop all cached pages; how many. Leased ones stay."""
+        """Drop all cached pages, those on disk too; how many of the device. Leased ones stay."""
+        spill, self._evictor.on_cut = self._evictor.on_cut, None
         num_pages = self._evictor.evict(self._pool.num_cached)
+        if self._tier is not None:
+            self._tier.clear()
+        self._evictor.on_cut = spill
         self.evicted_by_flush += num_pages
         return num_pages
 
@@ -300,6 +348,8 @@ class PrefixCache:
         differences = find_differences(
             self._pool, self._forest, self._evictor, self._tables, self._leases
         )
+        if self._tier is not None:
+            differences += self._tier.differences()
         if differences:
             raise AuditError(differences)
         return self._pool.counts()

@@ -64,7 +64,8 @@ class Settings:
     `model_names`: the first is the served id, the others are aliases; empty for the model's own.
     `script`: a file of scripted tokens that are served in place of the model's (load tests).
     `drain_s`: how long running requests may take to finish when the server is told to end.
-    `cache_dir`: where what is cached is kept from one start to the next.
+    `cache_dir`: where what is cached is kept from one start to the next; `cache_disk_bytes`: room
+    on disk for what is evicted.
     `prewarm`: a file of prompts that are computed before the server is ready.
     `step_limit_s`: the engine counts as hung after so long a silence; `engine_restarts`: how often
     within a minute it is started again.
@@ -98,6 +99,7 @@ class Settings:
     tool_format: FormatName | None = None
     prewarm: Path | None = None
     cache_dir: Path | None = None
+    cache_disk_bytes: int = 0
     drain_s: float = 30.0
     step_limit_s: float = 120.0
     engine_restarts: int = 5
@@ -118,6 +120,7 @@ class Settings:
             threads=self.threads,
             exact=self.exact,
             backend=self.backend,
+            cache_disk_bytes=self.cache_disk_bytes,
             cache_dir="" if self.cache_dir is None else str(self.cache_dir.absolute()),
             log_level=self.log_level,
             decode_token_budget=self.prefill_chunk,
@@ -188,6 +191,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         step_limit_s=given.step_limit,
         prewarm=given.prewarm,
         cache_dir=given.cache_dir,
+        cache_disk_bytes=0 if given.cache_disk is None else parse_memory(given.cache_disk),
         engine_restarts=given.engine_restarts,
         log_level=given.log_level,
         trace=tracing_is_configured(os.environ),
@@ -371,6 +375,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="keep the cache here over restarts: written at the end, read at the start",
     )
+    add("--cache-disk", metavar="SIZE", help="keep what is evicted on disk, up to this size")
     add(
         "--prewarm",
         type=Path,

@@ -57,6 +57,7 @@ class Admission:
             candidates.remove(request)
             if self.follows(request):
                 continue
+            self._restore(request)
             self.take(request)
             if self._share_tail(request, running):
                 self.withdraw(request)
@@ -131,6 +132,13 @@ class Admission:
         request.num_computed_tokens = min(match.num_cached_tokens, request.num_tokens - 1)
         request.prefill_end = request.num_tokens
         self.in_flight.register(request, request.namespace, request.token_ids, match.table)
+
+    def _restore(self, request: Request) -> None:
+        """Bring back what was evicted of the prompt, where that is cheaper than computing it."""
+        if not request.is_scoring:
+            compute_ms = self.ranking.model.chunk_ms
+            restored = self.cache.restore(request.namespace, request.token_ids[:-1], compute_ms)
+            request.num_disk_tokens += restored
 
     def _share_tail(self, request: Request, running: Sequence[Request]) -> bool:
         """Publish the half-filled page of a running response that a taken request goes on from,

@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.scheduling.request import Request
 from engine.types import (
     CacheAnswer,
@@ -43,10 +45,12 @@ class CacheDesk:
         num_cached = request.num_cached_tokens
         num_in_flight = 0
         if request.num_matched_on_arrival >= 0:
-            num_in_flight = max(0, num_cached - request.num_matched_on_arrival)
+            found_later = num_cached - request.num_matched_on_arrival
+            num_in_flight = max(0, found_later - request.num_disk_tokens)
         if request.sampling.prompt_logprobs is not None:
             return CacheReport(num_cached, reason=MissReason.DISABLED, position=num_cached)
-        return _report(request.explanation, num_cached, num_in_flight)
+        report = _report(request.explanation, num_cached, num_in_flight)
+        return msgspec.structs.replace(report, num_disk_tokens=request.num_disk_tokens)
 
     def keep(self, request: Request) -> None:
         """Grant what leases the request asks for; its prompt is computed."""

@@ -64,13 +64,9 @@ class Room:
         length = min(want, self.tokens)
         if length > 0 and math.isfinite(self.ms):
             length = min(length, self._fitting(past))
-            self.ms -= self._cost_ms(past, length)
+            self.ms -= self.model.chunk_ms(past, length)
         self.tokens -= length
         return length
-
-    def _cost_ms(self, past: int, length: int) -> float:
-        pairs = length * past + length * (length + 1) / 2
-        return length * self.model.token_ms + pairs * self.model.pair_ms
 
     def _fitting(self, past: int) -> int:
         """The longest chunk that costs at most `ms`: the root of a square."""

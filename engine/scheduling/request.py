@@ -45,7 +45,8 @@ class Request:
     K and V stand in the pages of `table`; the newest sampled token is known but not yet computed.
     `table` is None unless the request runs (or is being admitted in the current plan).
     `leader`, while this one waits, computes tokens of its prompt too, up to `leads_until`.
-    `num_matched_on_arrival`: of its prompt, cached when it was first looked at, -1 before that.
+    `num_disk_tokens`: brought back for it from the second tier. `num_matched_on_arrival`: of its
+    prompt, cached when it was first looked at, -1 before that.
     `max_new_tokens` is `max_tokens` cut to what the context leaves room for.
     `lent_priority` is that of its most urgent follower. `num_matched_tokens`, while it waits, is
     how much of it was cached when it was last looked up; `num_passed_tokens` is what those needed
@@ -76,6 +77,7 @@ class Request:
         "namespace",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_disk_tokens",
         "num_matched_on_arrival",
         "num_matched_tokens",
         "num_passed_tokens",
@@ -135,6 +137,7 @@ class Request:
         self.leases: list[LeaseInfo] = []
         self.explanation: Explanation | None = None
         self.num_matched_on_arrival = -1
+        self.num_disk_tokens = 0
         self.leader: Request | None = None
         self.leads_until = 0
         self._stop_matcher: StopMatcher | None = None

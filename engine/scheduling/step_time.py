@@ -100,6 +100,11 @@ class StepTimeModel:
         """One more query-key pair of a longer chunk."""
         return float(self._cost[4])
 
+    def chunk_ms(self, past: int, length: int) -> float:
+        """Computing so many tokens behind `past` others, in a step that is made anyway."""
+        pairs = length * past + length * (length + 1) / 2
+        return length * self.token_ms + pairs * self.pair_ms
+
     def predict(self, work: StepWork) -> float:
         """Milliseconds from the last step's tokens to those of a step with this work."""
         return float(self._cost @ _features(work))

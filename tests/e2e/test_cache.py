@@ -179,3 +179,17 @@ def test_a_file_of_prompts_is_warm_when_the_server_is_ready(tmp_path: Path) -> N
         report = chat(server, system, "Up?", cache_report=True)["usage"]["cache"]
         assert report["missed_tokens"] == 1
         assert len(server.http.get("/v1/cache/leases").json()["data"]) == 1
+
+
+def test_what_no_longer_fits_comes_back_from_disk() -> None:
+    """Three prompts of which the pool holds two: each is evicted before it is asked again."""
+    systems = [system_prompt(topic, 60) for topic in ("quarry", "meadow", "tunnel")]
+    with serve("--kv-memory", "64MiB", "--cache-disk", "256MiB") as server:
+        first = [chat(server, system, "Why?", cache_report=True) for system in systems]
+        again = [chat(server, system, "Why?", cache_report=True) for system in systems]
+        reports = [answer["usage"]["cache"] for answer in again]
+        assert sum(report["disk_tokens"] for report in reports) > 500
+        for before, after in zip(first, again, strict=True):
+            assert before["choices"] == after["choices"]
+        server.flush()
+        assert explained(server, prompt=systems[0])["cached_tokens"] == 0

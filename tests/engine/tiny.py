@@ -99,6 +99,7 @@ def tiny_core(
     clock_ns: Callable[[], int] = monotonic_ns,
     itl_target_ms: float = 0.0,
     ttft_target_ms: float = 0.0,
+    cache_disk_pages: int = 0,
 ) -> EngineCore:
     """An engine over the tiny model, on the best backend of this machine or a given one."""
     layout = KVLayout(SPEC.num_layers, SPEC.num_kv_heads, SPEC.head_dim, PAGE)
@@ -113,6 +114,7 @@ def tiny_core(
         itl_target_ms=itl_target_ms,
         ttft_target_ms=ttft_target_ms,
         threads=1,
+        cache_disk_bytes=cache_disk_pages * layout.page_bytes,
     )
     chosen = selection or select_backend("auto", threads=1, exact=False)
     rules = OutputRules(VOCABULARY, frozenset({EOS}))

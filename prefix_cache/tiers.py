@@ -1,0 +1,269 @@
+"""The second tier: pages that were evicted from the device are kept on disk, and come back when
+that is cheaper than computing them again.
+
+Every page that takes part has an id of its own, given once for its contents: a page on disk is
+found by the id of the page before it and its own tokens, compared one by one. So no hash decides,
+and what an id's page held can be reached only through the very prefix it was computed for. Ids
+of namespaces are where prefixes begin.
+
+A page is in one tier at a time. Moves happen between steps and are whole when they return.
+"""
+
+import mmap
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import xxhash
+
+from prefix_cache.key import Namespace
+from prefix_cache.radix_tree import Node, RadixForest, TokenIds
+
+_FIRST_GUESS_BYTES_PER_MS: Final = 1e6
+_WEIGHT: Final = 0.1
+_MOST_ROOTS: Final = 65_536
+"""Namespaces, salts among them; with one more, all begins anew."""
+
+
+class Device(Protocol):
+    """The memory of the device's pages."""
+
+    def export_page(self, page: int) -> bytes:
+        """What a page holds."""
+
+    def import_page(self, page: int, data: bytes) -> None:
+        """The inverse of `export_page`."""
+
+
+@dataclass(eq=False, slots=True)
+class _Record:
+    """A page on disk."""
+
+    parent: int
+    tokens: bytes
+    slot: int
+    checksum: int
+
+
+class DiskTier:
+    """Pages in one file without a name, which the system frees with the process.
+
+    The longest kept go first when it is full, each with all that only it leads to.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        num_device_pages: int,
+        page_size: int,
+        page_bytes: int,
+        num_bytes: int,
+        folder: Path | None = None,
+        clock_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Room for `num_bytes` in `folder`, by default the system's for temporary files. Raises
+        OSError; ValueError where that is not a page."""
+        num_slots = num_bytes // page_bytes
+        if num_slots < 1:
+            raise ValueError(f"{num_bytes} bytes hold no page of {page_bytes}")
+        self._device = device
+        self._page_size = page_size
+        self._page_bytes = page_bytes
+        self._clock_s = clock_s
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.truncate(num_slots * page_bytes)
+            self._memory = mmap.mmap(file.fileno(), num_slots * page_bytes)
+        self._free = list(range(num_slots))
+        self._ids = np.zeros(num_device_pages, dtype=np.int64)
+        self._next_id = 1
+        self._roots: dict[Namespace, int] = {}
+        self._records: dict[int, _Record] = {}
+        self._below: dict[int, dict[bytes, int]] = {}
+        self._restore_ms = page_bytes / _FIRST_GUESS_BYTES_PER_MS
+        self.num_restored = 0
+        self.num_damaged = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def page_ms(self) -> float:
+        """What bringing back a page takes, as lately measured."""
+        return self._restore_ms
+
+    def leave(self, forest: RadixForest, leaf: Node, num_kept: int) -> None:
+        """The pages of the leaf behind the first `num_kept` are about to be cut: keep the full
+        ones, and forget what was known of them as device pages."""
+        num_full = leaf.num_tokens // self._page_size
+        parent = self._id_before(forest, leaf, num_kept) if num_kept < num_full else 0
+        for index in range(num_kept, leaf.num_pages):
+            page = int(leaf.pages[index])
+            if index < num_full:
+                start = index * self._page_size
+                tokens = leaf.tokens[start : start + self._page_size].tobytes()
+                if parent:
+                    parent = self._keep(page, parent, tokens)
+                else:
+                    self._orphan(int(self._ids[page]))
+            self._ids[page] = 0
+
+    def find(
+        self, namespace: Namespace, tokens: TokenIds, after: int | None, num_pages: int
+    ) -> int:
+        """How many pages on disk go on from the first `num_pages` of a prompt, of which `after` is
+        the last one on the device (None for no page)."""
+        parent = self._roots.get(namespace, 0) if after is None else int(self._ids[after])
+        count = 0
+        while parent and (found := self._next(parent, tokens, num_pages + count)) is not None:
+            parent = found
+            count += 1
+        return count
+
+    def bring(
+        self, namespace: Namespace, tokens: TokenIds, after: int | None, index: int, page: int
+    ) -> bool:
+        """Put the page at page index `index`, behind `after`, into the device's page; whether it
+        was there, and whole. It is the device's then."""
+        parent = self._roots.get(namespace, 0) if after is None else int(self._ids[after])
+        found = self._next(parent, tokens, index) if parent else None
+        if found is None:
+            return False
+        start_s = self._clock_s()
+        record = self._records[found]
+        place = record.slot * self._page_bytes
+        data = self._memory[place : place + self._page_bytes]
+        if xxhash.xxh3_64_intdigest(data) != record.checksum:
+            self.num_damaged += 1
+            self._drop(found)
+            return False
+        self._device.import_page(page, data)
+        self._forget(found)
+        self._ids[page] = found
+        self.num_restored += 1
+        took_ms = (self._clock_s() - start_s) * 1e3
+        self._restore_ms += _WEIGHT * (took_ms - self._restore_ms)
+        return True
+
+    def clear(self) -> None:
+        """Forget everything on disk, and what leads there from the device."""
+        self._free = list(range(len(self._memory) // self._page_bytes))
+        self._records.clear()
+        self._below.clear()
+        self._roots.clear()
+        self._ids[:] = 0
+
+    def differences(self) -> Iterator[str]:
+        """Every way in which the tier's own books disagree."""
+        slots = [record.slot for record in self._records.values()] + self._free
+        if sorted(slots) != list(range(len(self._memory) // self._page_bytes)):
+            yield "disk: a slot is lost, or held twice"
+        linked = {
+            (parent, tokens): each
+            for parent, below in self._below.items()
+            for tokens, each in below.items()
+        }
+        held = {(record.parent, record.tokens): each for each, record in self._records.items()}
+        if linked != held:
+            yield "disk: pages and the way to them differ"
+        reachable = {*self._records, *self._roots.values(), *self._ids[self._ids > 0].tolist()}
+        if lost := self._below.keys() - reachable:
+            yield f"disk: {len(lost)} pages have nothing before them"
+
+    def _next(self, parent: int, tokens: TokenIds, index: int) -> int | None:
+        start = index * self._page_size
+        wanted = tokens[start : start + self._page_size].tobytes()
+        return self._below.get(parent, {}).get(wanted)
+
+    def _id_before(self, forest: RadixForest, leaf: Node, num_kept: int) -> int:
+        """The id of the page before a place in a node, given now if it has none."""
+        if num_kept:
+            return self._id_of(int(leaf.pages[num_kept - 1]))
+        above = leaf.parent
+        if above is not None and above.num_pages:
+            return self._id_of(int(above.pages[-1]))
+        name = forest.namespace_of(leaf)
+        if name not in self._roots:
+            if len(self._roots) >= _MOST_ROOTS:
+                self.clear()
+            self._roots[name] = self._new_id()
+        return self._roots[name]
+
+    def _id_of(self, page: int) -> int:
+        if not self._ids[page]:
+            self._ids[page] = self._new_id()
+        return int(self._ids[page])
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _keep(self, page: int, parent: int, tokens: bytes) -> int:
+        """Write a page; its id, 0 if there is no room. Where the same page is on disk already,
+        that one stays."""
+        own = int(self._ids[page])
+        known = self._below.get(parent, {}).get(tokens)
+        if known is not None:
+            self._adopt(own, known)
+            return known
+        own = own or self._new_id()
+        if not self._free:
+            self._make_room(own, parent)
+        if not self._free:
+            self._orphan(own)
+            return 0
+        slot = self._free.pop()
+        data = self._device.export_page(page)
+        self._memory[slot * self._page_bytes : (slot + 1) * self._page_bytes] = data
+        checksum = xxhash.xxh3_64_intdigest(data)
+        self._records[own] = _Record(parent, tokens, slot, checksum)
+        self._below.setdefault(parent, {})[tokens] = own
+        return own
+
+    def _make_room(self, *kept: int) -> None:
+        """Drop the page kept longest, but none that leads to one of these."""
+        spared = set(kept)
+        for each in kept:
+            while (record := self._records.get(each)) is not None:
+                each = record.parent
+                spared.add(each)
+        oldest = next((each for each in self._records if each not in spared), None)
+        if oldest is not None:
+            self._drop(oldest)
+
+    def _adopt(self, own: int, known: int) -> None:
+        """What goes on from a page goes on from its twin on disk."""
+        for tokens, each in self._below.pop(own, {}).items():
+            if tokens in self._below.get(known, {}):
+                self._drop(each)
+                continue
+            self._records[each].parent = known
+            self._below.setdefault(known, {})[tokens] = each
+
+    def _orphan(self, own: int) -> None:
+        """Nothing leads to a page any more: drop what goes on from it."""
+        for each in list(self._below.get(own, {}).values()):
+            self._drop(each)
+
+    def _drop(self, own: int) -> None:
+        """Forget a page and all that only it leads to."""
+        pending = [own]
+        while pending:
+            each = pending.pop()
+            pending += self._below.get(each, {}).values()
+            self._forget(each)
+            self._below.pop(each, None)
+
+    def _forget(self, own: int) -> None:
+        """Take a page out; what goes on from it stays."""
+        record = self._records.pop(own)
+        self._free.append(record.slot)
+        below = self._below.get(record.parent)
+        if below is not None and below.get(record.tokens) == own:
+            del below[record.tokens]
+            if not below:
+                del self._below[record.parent]

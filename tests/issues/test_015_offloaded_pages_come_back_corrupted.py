@@ -1,0 +1,43 @@
+"""vllm#31210, #45704: offloaded pages came back corrupted under load, or were evicted between
+lookup and use."""
+
+import random
+
+import pytest
+
+from prefix_cache import tiers
+from tests.engine.tiny import PAGE, Driver, prompt, tiny_core
+
+PREFIXES = [prompt(1500 + n, 6 * PAGE) for n in range(40)]
+
+
+def test_40_prefixes_cycled_by_64_clients_through_a_small_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device holds a quarter of the working set, the disk holds all of it; what is on disk is
+    taken, though this model computes it as fast."""
+    monkeypatch.setattr(tiers, "_WEIGHT", 0.0)
+    monkeypatch.setattr(tiers, "_FIRST_GUESS_BYTES_PER_MS", 1e30)
+    rng = random.Random(15)
+    run = Driver(tiny_core(num_pages=60, max_context=9 * PAGE, cache_disk_pages=400))
+    alone = [Driver(tiny_core()).answer(prefix, 3).tokens for prefix in PREFIXES]
+    for _ in range(6):
+        chosen = [rng.randrange(len(PREFIXES)) for _ in range(64)]
+        ids = [run.add(PREFIXES[which], 3) for which in chosen]
+        run.run()
+        for which, request_id in zip(chosen, ids, strict=True):
+            assert run.answers[request_id].tokens == alone[which]
+    reports = [answer.started.cache for answer in run.answers.values() if answer.started]
+    assert sum(report.num_disk_tokens for report in reports if report) > 40 * PAGE
+    tier = run.core._cache._tier
+    assert tier is not None and tier.num_damaged == 0
+    run.assert_idle()
+
+
+def test_a_flush_forgets_what_is_on_disk() -> None:
+    run = Driver(tiny_core(num_pages=20, max_context=12 * PAGE, cache_disk_pages=100))
+    for prefix in PREFIXES[:6]:
+        run.answer(prefix, 2)
+    run.core.flush()
+    again = run.answer(PREFIXES[0], 2)
+    assert again.started is not None and again.started.num_cached_tokens == 0

@@ -1,0 +1,155 @@
+"""The second tier: what is evicted comes back as it was, through its own prefix only."""
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from prefix_cache.cache import PrefixCache
+from prefix_cache.eviction import ExpectedReuse
+from prefix_cache.key import Namespace
+from prefix_cache.tiers import DiskTier
+from tests.prefix_cache.oracle import as_array, common_length, namespace
+
+P, PAGE_BYTES = 4, 96
+A, B = namespace("a"), namespace("b")
+
+
+@dataclass
+class Machine:
+    """A cache with a disk, and what its device pages hold: the prefix they were computed for."""
+
+    num_pages: int = 12
+    num_slots: int = 30
+    pages: dict[int, bytes] = field(default_factory=dict)
+    published: list[tuple[Namespace, list[int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cache = PrefixCache(self.num_pages, P, ExpectedReuse(P))
+        self.tier = DiskTier(
+            self,
+            num_device_pages=self.num_pages,
+            page_size=P,
+            page_bytes=PAGE_BYTES,
+            num_bytes=self.num_slots * PAGE_BYTES,
+        )
+        self.cache.attach(self.tier)
+
+    def export_page(self, page: int) -> bytes:
+        return self.pages[page]
+
+    def import_page(self, page: int, data: bytes) -> None:
+        self.pages[page] = data
+
+    def keep(self, name: Namespace, tokens: list[int]) -> int:
+        """Serve a prompt; how many tokens of it were there before it, and right."""
+        restored = self.restore(name, tokens)
+        match = self.cache.match(name, as_array(tokens))
+        found = match.num_cached_tokens
+        assert found >= restored
+        for index in range(found // P):
+            assert self.pages[match.table.pages[index]] == contents(name, tokens[: (index + 1) * P])
+        assert found <= max(
+            (common_length(tokens, each) for n, each in self.published if n == name), default=0
+        )
+        if found < len(tokens) and self.cache.extend(match.table, len(tokens)) is not None:
+            for index in range(found // P, len(match.table.pages)):
+                end = (index + 1) * P
+                self.pages[match.table.pages[index]] = contents(name, tokens[:end])
+            self.cache.publish(match.table, as_array(tokens), len(tokens))
+            self.published.append((name, tokens))
+        self.cache.release(match.table)
+        self.cache.audit()
+        return found
+
+    def restore(self, name: Namespace, tokens: list[int], ms_per_token: float = 1e9) -> int:
+        return self.cache.restore(name, as_array(tokens), lambda past, count: count * ms_per_token)
+
+
+def contents(name: Namespace, tokens: list[int]) -> bytes:
+    told = repr((name.tenant, name.salt, hash(tuple(tokens)))).encode()
+    return told.ljust(PAGE_BYTES)[:PAGE_BYTES]
+
+
+ONE, TWO = list(range(1, 33)), list(range(101, 133))
+
+
+def test_what_was_evicted_comes_back() -> None:
+    machine = Machine()
+    assert machine.keep(A, ONE) == 0
+    machine.keep(A, TWO)
+    assert machine.cache.peek(A, as_array(ONE)) == 16
+    assert len(machine.tier) == 4
+    assert machine.restore(A, ONE) == 16
+    assert machine.cache.peek(A, as_array(ONE)) == 32
+    assert machine.cache.peek(A, as_array(TWO)) == 16, "its end went out for it"
+    assert len(machine.tier) == 4
+    assert machine.keep(A, TWO) == 32
+    machine.cache.audit()
+
+
+def test_only_the_own_prefix_leads_to_a_page() -> None:
+    machine = Machine()
+    machine.keep(A, ONE)
+    machine.keep(A, TWO)
+    for name in (B, replace(A, salt="s")):
+        assert machine.restore(name, ONE) == 0
+    assert machine.restore(A, [9, *ONE[1:]]) == 0
+    assert machine.restore(A, [*ONE[:20], 9, *ONE[21:]]) == 4
+    assert machine.cache.peek(A, as_array(ONE)) == 20
+
+
+def test_what_is_cheaper_to_compute_is_not_brought() -> None:
+    machine = Machine()
+    machine.keep(A, ONE)
+    machine.keep(A, TWO)
+    assert machine.restore(A, ONE, ms_per_token=0.0) == 0
+    assert len(machine.tier) == 4
+
+
+def test_a_damaged_page_ends_what_comes_back() -> None:
+    machine = Machine()
+    machine.keep(A, ONE)
+    machine.keep(A, TWO)
+    second = [
+        record
+        for record in machine.tier._records.values()
+        if record.tokens == as_array(ONE[20:24]).tobytes()
+    ]
+    machine.tier._memory[second[0].slot * PAGE_BYTES] ^= 1
+    assert machine.restore(A, ONE) == 4
+    assert (machine.tier.num_damaged, machine.tier.num_restored) == (1, 1)
+    assert machine.keep(A, ONE) == 20
+    machine.cache.audit()
+
+
+def test_a_flush_forgets_the_disk_too() -> None:
+    machine = Machine()
+    machine.keep(A, ONE)
+    machine.keep(A, TWO)
+    machine.cache.flush()
+    assert len(machine.tier) == 0
+    assert machine.keep(A, ONE) == 0
+
+
+@pytest.mark.parametrize(("num_pages", "num_slots"), [(9, 1), (9, 2), (12, 5), (10, 16), (14, 200)])
+def test_long_walks(num_pages: int, num_slots: int) -> None:
+    """Prompts that share beginnings, with flushes and leases, in pools that are too small: what is
+    found is always right, the books always agree, and a larger disk finds more."""
+    num_found = 0
+    for seed in range(6):
+        rng = random.Random(seed)
+        machine = Machine(num_pages, num_slots)
+        for _ in range(150):
+            tokens = [t for _ in range(rng.randint(1, 6)) for t in [rng.randint(0, 1)] * P]
+            tokens += [rng.randint(0, 1) for _ in range(rng.randint(1, 5))]
+            name = A if rng.random() < 0.8 else B
+            num_found += machine.keep(name, tokens)
+            if rng.random() < 0.02:
+                machine.cache.expire()
+                machine.cache.flush()
+                machine.published.clear()
+            if rng.random() < 0.05:
+                machine.cache.lease(name, as_array(tokens), 1e-9)
+        assert machine.tier.num_restored > 0
+    assert num_found
