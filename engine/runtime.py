@@ -20,10 +20,14 @@ from engine.scheduling.core import EngineCore
 from engine.scheduling.itl_controller import ItlController
 from engine.scheduling.output import OutputRules
 from engine.scheduling.scheduler import Scheduler
+from engine.step_meter import StepMeter
 from engine.text import load_text
 from engine.types import EngineConfig, EngineInfo
 from kernels.contract import BackendUnavailable, KVLayout
+from kernels.cpu.build import default_cache_dir
+from kernels.peaks import Peaks, machine_peaks
 from kernels.registry import Selection, select_backend
+from kernels.roofline import StepCosts, WeightBytes
 from prefix_cache.cache import PrefixCache
 from prefix_cache.eviction import ExpectedReuse
 from prefix_cache.snapshot import Identity
@@ -59,7 +63,8 @@ def build_core(config: EngineConfig) -> Core:
     grammars = GrammarCompiler(text.vocabulary, text.encoder, text.eos_token_ids)
     config = msgspec.structs.replace(config, threads=threads)
     try:
-        return assemble_core(config, model, rules, selection, grammars)
+        peaks = machine_peaks(selection.backend, default_cache_dir())
+        return assemble_core(config, model, rules, selection, grammars, peaks)
     except BaseException:
         selection.backend.close()
         raise
@@ -71,6 +76,7 @@ def assemble_core(
     rules: OutputRules,
     selection: Selection,
     grammars: GrammarCompiler | None = None,
+    peaks: Peaks | None = None,
     clock_ns: Callable[[], int] = monotonic_ns,
 ) -> EngineCore:
     """A core from its loaded parts; closing it closes the backend. Raises as `build_core`."""
@@ -97,7 +103,10 @@ def assemble_core(
         backend=selection.name,
         numeric_mode=backend.numeric_mode,
         threads=config.threads,
+        peak_bytes_per_s=peaks.bytes_per_s if peaks else 0.0,
+        peak_flops_per_s=peaks.flops_per_s if peaks else 0.0,
     )
+    meter = StepMeter(StepCosts(spec, WeightBytes.of(model.weights), layout), peaks)
     cache = PrefixCache(num_pages, config.page_size, ExpectedReuse(config.page_size))
     controller = ItlController(
         token_budget=config.token_budget,
@@ -135,6 +144,7 @@ def assemble_core(
         scheduler,
         rules,
         max_live=config.max_running + config.max_waiting,
+        meter=meter,
         grammars=grammars,
         clock_ns=clock_ns,
         saved=saved,

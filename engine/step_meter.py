@@ -1,16 +1,20 @@
 """What the steps of an engine were like: integers added per step, told as distributions."""
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from engine.scheduling.step_plan import ScheduledChunk
-from engine.types import Distribution
+from engine.types import Distribution, StepWork, sum_work
+from kernels.peaks import Peaks
+from kernels.roofline import StepCosts
 
 STEP_NS_BOUNDS: Final = tuple(
     int(ms * 1_000_000)
     for ms in (0.5, 1, 2, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 1000)
 )
+RECENT_STEPS: Final = 128
 TOKEN_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -34,28 +38,57 @@ class Tally:
 
 
 class StepMeter:
-    """Counts steps as they end. Touched by the engine's thread only."""
+    """Counts and weighs steps as they end. Touched by the engine's thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, costs: StepCosts | None = None, peaks: Peaks | None = None) -> None:
+        """Without `costs`, or without this machine's `peaks`, bytes, operations or their times are
+        0."""
+        self._costs = costs
+        self._peaks = peaks
+        self._sums: dict[str, StepWork] = {}
+        self.recent_steps: deque[StepWork] = deque(maxlen=RECENT_STEPS)
         self.step_ns = Tally(STEP_NS_BOUNDS)
         self.step_tokens = Tally(TOKEN_BOUNDS)
         self.chunk_tokens = Tally(TOKEN_BOUNDS)
         self._last_end_ns = 0
 
-    def note(self, chunks: Sequence[ScheduledChunk], start_ns: int, end_ns: int) -> int:
-        """A step computed the chunks; how long it took. It began when the one before it ended,
-        unless the loop had nothing to do in between."""
-        num_tokens = 0
+    def note(
+        self, chunks: Sequence[ScheduledChunk], start_ns: int, end_ns: int, kernel_ns: int
+    ) -> StepWork:
+        """A step computed the chunks, `kernel_ns` of it in the backend; what it did. It began when
+        the one before it ended, unless the loop had nothing to do in between."""
+        num_tokens = num_prefills = num_rows = 0
+        sequences: list[tuple[int, int]] = []
         for chunk in chunks:
             count = chunk.end - chunk.start
             num_tokens += count
+            num_rows += len(chunk.scored) + (chunk.wants_logits and not chunk.scored)
+            sequences.append((count, chunk.end))
             if chunk.start < chunk.request.prefill_end:
+                num_prefills += 1
                 self.chunk_tokens.add(count)
         self.step_tokens.add(num_tokens)
-        took_ns = end_ns - (self._last_end_ns or start_ns)
-        self.step_ns.add(took_ns)
+        wall_ns = end_ns - (self._last_end_ns or start_ns)
+        self.step_ns.add(wall_ns)
         self._last_end_ns = end_ns
-        return took_ns
+        flops, memory = self._costs.cost(sequences, num_rows) if self._costs else (0, 0)
+        memory_ns = compute_ns = 0
+        if self._peaks is not None:
+            memory_ns = int(memory * 1e9 / self._peaks.bytes_per_s)
+            compute_ns = int(flops * 1e9 / self._peaks.flops_per_s)
+        kind = "decode" if not num_prefills else "mixed"
+        if num_prefills == len(sequences):
+            kind = "prefill"
+        step = StepWork(
+            kind, 1, num_tokens, wall_ns, kernel_ns, memory_ns, compute_ns, flops, memory
+        )
+        self.recent_steps.append(step)
+        self._sums[kind] = sum_work([self._sums[kind], step]) if kind in self._sums else step
+        return step
+
+    def work(self) -> tuple[StepWork, ...]:
+        """The sums of all steps, by kind."""
+        return tuple(self._sums.values())
 
     def rest(self) -> None:
         """Nothing is left to do: the time until the next step begins is nobody's."""

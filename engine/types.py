@@ -4,6 +4,7 @@ All times are nanoseconds of the machine's monotonic clock (`time.monotonic_ns`,
 process). Token ids travel as little-endian int32 bytes.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, TypeAlias
 
@@ -185,14 +186,106 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+class Verdict(StrEnum):
+    """What a stretch of computing waited for most."""
+
+    COMPUTE = "compute-bound"
+    BANDWIDTH = "bandwidth-bound"
+    HOST = "host-bound"
+    UNKNOWN = "unknown"
+
+
+def judge(wall_ns: int, kernel_ns: int, memory_ns: int, compute_ns: int) -> Verdict:
+    """The resource that needed the longest: the memory for the bytes that had to move, the units
+    that multiply, or all that is not the kernels. UNKNOWN where the machine was not measured, or
+    nothing was computed."""
+    if not kernel_ns or not (memory_ns or compute_ns):
+        return Verdict.UNKNOWN
+    host_ns = max(0, wall_ns - kernel_ns)
+    if host_ns >= max(memory_ns, compute_ns):
+        return Verdict.HOST
+    return Verdict.BANDWIDTH if memory_ns >= compute_ns else Verdict.COMPUTE
+
+
 class Phase(msgspec.Struct, frozen=True, array_like=True):
-    """One stretch of a request's life: queue, prefix_match, prefill, decode; disjoint, in order."""
+    """One stretch of a request's life: queue, prefix_match, prefill, decode; disjoint, in order.
+
+    Of the steps in it: `kernel_ns` is how long they computed, `memory_ns` how long their bytes
+    take at the machine's bandwidth, `compute_ns` their operations at its rate; 0 where the machine
+    was not measured. A step is shared by its requests.
+    """
 
     name: str
     start_ns: int
     end_ns: int
     num_tokens: int = 0
     start_position: int = 0
+    kernel_ns: int = 0
+    memory_ns: int = 0
+    compute_ns: int = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.end_ns - self.start_ns, self.kernel_ns, self.memory_ns, self.compute_ns)
+
+
+class StepWork(msgspec.Struct, frozen=True, array_like=True):
+    """What steps did, one or many of a `kind`: "decode" (a token each), "prefill" (prompts alone),
+    or "mixed". Times as in `Phase`; `wall_ns` is from one step's end to the next one's."""
+
+    kind: str
+    num_steps: int = 0
+    num_tokens: int = 0
+    wall_ns: int = 0
+    kernel_ns: int = 0
+    memory_ns: int = 0
+    compute_ns: int = 0
+    flops: int = 0
+    memory_bytes: int = 0
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All but the kind."""
+        return (
+            self.num_steps,
+            self.num_tokens,
+            self.wall_ns,
+            self.kernel_ns,
+            self.memory_ns,
+            self.compute_ns,
+            self.flops,
+            self.memory_bytes,
+        )
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte of memory traffic."""
+        return self.flops / self.memory_bytes if self.memory_bytes else 0.0
+
+    @property
+    def mbu(self) -> float:
+        """Share of the machine's memory bandwidth that was used, over the wall time."""
+        return self.memory_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def mfu(self) -> float:
+        """Share of the machine's operations that were used, over the wall time."""
+        return self.compute_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def host_share(self) -> float:
+        """Share of the wall time in which no kernel ran."""
+        return max(0, self.wall_ns - self.kernel_ns) / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.wall_ns, self.kernel_ns, self.memory_ns, self.compute_ns)
+
+
+def sum_work(steps: Sequence[StepWork]) -> StepWork:
+    """Of steps of one kind, at least one."""
+    totals = [sum(column) for column in zip(*(step.numbers for step in steps), strict=True)]
+    return StepWork(steps[0].kind, *totals)
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
@@ -200,7 +293,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
 
     `stop` is the matched stop string, `stop_token_id` the token that ended it (else -1); `message`
     says what failed for ERROR, and `retryable` that nothing was wrong with the request itself: the
-    engine stopped, or takes no more.
+    engine stopped, or takes no more. `donor` is the request that computed the last of the cached
+    tokens, where there are some.
     """
 
     request_id: str
@@ -214,6 +308,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     stop_token_id: int = -1
     message: str = ""
     phases: tuple[Phase, ...] = ()
+    donor: str = ""
     retryable: bool = False
     leases: tuple[LeaseInfo, ...] = ()
 
@@ -253,7 +348,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a started engine is."""
+    """What a started engine is. The peaks are this machine's as measured, 0 where they are not
+    known."""
 
     model_name: str
     model_digest: str
@@ -266,6 +362,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     numeric_mode: str
     threads: int
+    peak_bytes_per_s: float = 0.0
+    peak_flops_per_s: float = 0.0
 
 
 class ExplainPrompt(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
@@ -326,7 +424,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     `paused` of the running ones want for credit. `num_queried_tokens` are the prompt tokens of
     admitted requests, which the cache was asked for. `evicted_pages` by reason: "room" was needed,
     or "flush". `step_ns`: durations of steps, their share of the loop included; `step_tokens` and
-    `chunk_tokens`: tokens computed per step, and per prefill chunk.
+    `chunk_tokens`: tokens computed per step, and per prefill chunk. `work` is the sum over all
+    steps of a kind, `recent_steps` the last ones, oldest first.
     """
 
     pool: PoolStats
@@ -337,6 +436,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: Distribution
     chunk_tokens: Distribution
     evicted_pages: dict[str, int]
+    work: tuple[StepWork, ...]
+    recent_steps: tuple[StepWork, ...]
     num_queried_tokens: int
     num_steps: int
     num_requests: int

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import ssl
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -27,9 +28,11 @@ from engine.types import EngineInfo
 from service.access.keys import KeyFile, KeyFileError, hash_key, key_entry, new_key
 from service.app import create_app
 from service.cache_warm import PrewarmError, warm_from_file
-from service.config import NewKey, Settings, SettingsError, parse_command
+from service.config import NewKey, PlanModel, Settings, SettingsError, parse_command
 from service.server import Server, bind
-from service.services import build_services
+from service.services import Services, build_services
+from service.telemetry.exporting import metric_exporter, span_exporter
+from service.telemetry.otlp_metrics import MetricsExport
 from service.telemetry.tracing import RequestTracer
 
 SWITCH_INTERVAL_S = 0.001
@@ -58,6 +61,10 @@ def main() -> int:
         signal.signal(number, _end_at_once)  # until the server takes them
     try:
         settings = parse_command()
+        if isinstance(settings, PlanModel):
+            # The plan is the engine's knowledge, which the edge does not share.
+            command = [sys.executable, "-P", "-m", "engine.plan", *settings.arguments]
+            return subprocess.call(command)
         if isinstance(settings, NewKey):
             _make_key(settings)
             return 0
@@ -91,10 +98,17 @@ async def _serve(settings: Settings, started_s: float) -> None:
     sock = _bind(settings)
     with sock:
         engine, assets = await _start(settings, path)
-        tracers = [RequestTracer()] if settings.trace else []
+        try:
+            tracers = _tracers(settings, sock)
+        except SettingsError:
+            await engine.close()
+            raise
+        exports: list[MetricsExport] = []
         try:
             _say(_describe(engine.info))
             services = build_services(settings, engine, assets, *tracers, keys=keys)
+            exports = _exports(settings, services)
+            exporting = [asyncio.create_task(export.run()) for export in exports]
             if settings.prewarm is not None:
                 await warm_from_file(services, settings.prewarm)
             server = Server(create_app(services), engine, settings)
@@ -102,6 +116,9 @@ async def _serve(settings: Settings, started_s: float) -> None:
             gc.freeze()  # what lives as long as the server need not be scanned again and again
             lost = asyncio.create_task(_end_with_engine(engine, server))
             await server.serve(sock, _ready(settings, sock, started_s))
+            for export, task in zip(exports, exporting, strict=True):
+                task.cancel()
+                await export.export()
             if lost.done():
                 raise EngineLost(lost.result())
             lost.cancel()
@@ -114,6 +131,27 @@ async def _serve(settings: Settings, started_s: float) -> None:
             await engine.close()
             for tracer in tracers:
                 tracer.close()
+            for export in exports:
+                export.close()
+
+
+def _tracers(settings: Settings, sock: socket) -> list[RequestTracer]:
+    """Raises SettingsError for a protocol that is not installed."""
+    protocol = settings.telemetry.traces
+    if not protocol:
+        return []
+    address = str(sock.getsockname()[0])
+    port = int(sock.getsockname()[1])
+    return [RequestTracer(span_exporter(protocol), address=address, port=port)]
+
+
+def _exports(settings: Settings, services: Services) -> list[MetricsExport]:
+    """Raises SettingsError as `_tracers`."""
+    telemetry = settings.telemetry
+    if not telemetry.metrics:
+        return []
+    exporter = metric_exporter(telemetry.metrics)
+    return [MetricsExport(services.metrics, exporter, telemetry.interval_s)]
 
 
 async def _end_with_engine(engine: EngineSupervisor, server: Server) -> str:

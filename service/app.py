@@ -31,6 +31,7 @@ from service.responses_http import (
     InputTokens,
     RetrieveResponse,
 )
+from service.roofline import Roofline
 from service.services import Services
 from service.telemetry.metric_list import HTTP_REQUESTS
 from service.telemetry.metrics import MetricsEndpoint
@@ -92,6 +93,7 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
         Route("/detokenize", Detokenize(services), methods=["POST"]),
         Route("/health", Health(engine), methods=["GET"]),
         Route("/health/ready", Ready(engine), methods=["GET"]),
+        Route("/v1/roofline", Roofline(engine), methods=["GET"]),
         Route("/metrics", MetricsEndpoint(services.metrics), methods=["GET"]),
         Route("/admin/pool", Pool(engine), methods=["GET"]),
         Route("/admin/cache/flush", Flush(engine), methods=["POST"]),

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: decode, generate, encode."""
 
+import secrets
 import time
 from contextlib import AsyncExitStack
 from functools import partial
@@ -13,6 +14,7 @@ from service.dialects.chat_decode import ChatRequest
 from service.dialects.chat_encode import ChatStream, encode_answer
 from service.events import RequestRecord
 from service.services import Services
+from service.telemetry.sinks import all_finished
 from service.transport.http import (
     begin_record,
     read_request,
@@ -42,11 +44,13 @@ class ChatCompletions:
             operation="chat",
             start_ns=start_ns,
         )
-        records = [_record(scope, request, start_ns, choice) for choice in range(request.n)]
+        group = secrets.token_hex(8)
+        records = [_record(scope, request, start_ns, group, n) for n in range(request.n)]
 
         async def answer() -> None:
-            async with AsyncExitStack() as stack:
-                await self._answer(scope, send, request, records, stack)
+            with all_finished(services.records, records):
+                async with AsyncExitStack() as stack:
+                    await self._answer(scope, send, request, records, stack)
 
         await while_connected(receive, answer, records)
 
@@ -81,7 +85,9 @@ class ChatCompletions:
         await send_answer(send, 200, body)
 
 
-def _record(scope: Scope, request: ChatRequest, start_ns: int, choice: int) -> RequestRecord:
+def _record(
+    scope: Scope, request: ChatRequest, start_ns: int, group: str, choice: int
+) -> RequestRecord:
     record = begin_record(
         scope,
         operation="chat",
@@ -89,5 +95,5 @@ def _record(scope: Scope, request: ChatRequest, start_ns: int, choice: int) -> R
         start_ns=start_ns,
         stream=request.stream,
     )
-    record.choice, record.num_choices = choice, request.n
+    record.choice, record.num_choices, record.group = choice, request.n, group
     return record

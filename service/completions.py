@@ -1,5 +1,6 @@
 """`POST /v1/completions`: decode, tokenise, generate, encode."""
 
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -8,7 +9,6 @@ from functools import partial
 from anyio import to_thread
 from starlette.types import Receive, Scope, Send
 
-from engine.types import Phase
 from service.choices import begin, begin_copies, gather
 from service.dialects import completions_decode
 from service.dialects.completions_decode import CompletionRequest, Prompt
@@ -20,7 +20,7 @@ from service.dialects.completions_encode import (
 from service.errors import ApiError, context_exceeded, invalid
 from service.events import Event, RequestRecord
 from service.services import Services
-from service.telemetry.sinks import finish_refused
+from service.telemetry.sinks import all_finished
 from service.transport.http import (
     begin_record,
     read_request,
@@ -51,15 +51,13 @@ class Completions:
             start_ns=start_ns,
         )
         num_choices = len(request.prompts) * request.n
-        records = [_record(scope, request, start_ns, choice) for choice in range(num_choices)]
+        group = secrets.token_hex(8)
+        records = [_record(scope, request, start_ns, group, n) for n in range(num_choices)]
 
         async def answer() -> None:
-            try:
+            with all_finished(services.records, records):
                 async with AsyncExitStack() as stack:
                     await self._answer(scope, send, request, records, stack)
-            except ApiError as error:
-                finish_refused(services.records, records[0], error)
-                raise
 
         await while_connected(receive, answer, records)
 
@@ -133,7 +131,6 @@ class Completions:
             text = await renderer.detokenize(prompt) if request.echo else ""
             return CompletionPrompt(text, prompt)
         path = _path(request, index)
-        start_ns = time.monotonic_ns()
         try:
             self._check_length(prompt, path)
             ids: list[int] = (await renderer.tokenize(prompt, True)).tolist()
@@ -141,8 +138,7 @@ class Completions:
             raise _of_prompt(error, path) from error
         if not ids:
             raise invalid(path, f"Invalid '{path}': the prompt has no tokens.")
-        phase = Phase("tokenize", start_ns, time.monotonic_ns(), num_tokens=len(ids))
-        records[index * request.n].phases.append(phase)
+        records[index * request.n].stamp("tokenize", num_tokens=len(ids))
         return CompletionPrompt(prompt, ids)
 
     def _check_length(self, text: str, path: str) -> None:
@@ -175,7 +171,9 @@ def _of_prompt(error: ApiError, path: str) -> ApiError:
     )
 
 
-def _record(scope: Scope, request: CompletionRequest, start_ns: int, choice: int) -> RequestRecord:
+def _record(
+    scope: Scope, request: CompletionRequest, start_ns: int, group: str, choice: int
+) -> RequestRecord:
     record = begin_record(
         scope,
         operation="text_completion",
@@ -184,4 +182,5 @@ def _record(scope: Scope, request: CompletionRequest, start_ns: int, choice: int
         stream=request.stream,
     )
     record.choice, record.num_choices = choice, len(request.prompts) * request.n
+    record.group = group
     return record

@@ -8,7 +8,8 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from engine.types import EngineConfig
+from service.telemetry.settings import TelemetrySettings, read_telemetry
 from service.tools.formats import FORMAT_NAMES, FormatName
 
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kib|mib|gib|tib|kb|mb|gb|tb|k|m|g|t)?", re.IGNORECASE)
@@ -69,7 +71,7 @@ class Settings:
     `prewarm`: a file of prompts that are computed before the server is ready.
     `step_limit_s`: the engine counts as hung after so long a silence; `engine_restarts`: how often
     within a minute it is started again.
-    `trace`: whether spans are exported, to where the OTEL_* variables say.
+    `telemetry`: what is exported, to where the OTEL_* variables say.
     `tool_format`: how the model writes calls; None for what its chat template shows.
     `itl_target_ms`, `ttft_target_ms`: what is kept under load, between tokens and up to the first.
     `prefill_chunk`: prompt tokens per step, fixed; 0 for what the time allows.
@@ -104,7 +106,7 @@ class Settings:
     step_limit_s: float = 120.0
     engine_restarts: int = 5
     log_level: str = "info"
-    trace: bool = False
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     limits: Limits = field(default_factory=Limits)
 
     def engine_config(self, model: Path) -> EngineConfig:
@@ -147,6 +149,13 @@ def parse_memory(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanModel:
+    """The command `headwater plan`: its arguments are for `engine.plan` to read."""
+
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NewKey:
     """The command that makes an API key."""
 
@@ -154,12 +163,17 @@ class NewKey:
     admin: bool
 
 
-def parse_command(arguments: Sequence[str] | None = None) -> Settings | NewKey:
-    """What a command line, by default this process's, asks for: to serve, or a key.
+def parse_command(
+    arguments: Sequence[str] | None = None,
+) -> Settings | NewKey | PlanModel:
+    """What a command line, by default this process's, asks for: to serve, a key, a plan.
 
     Exits with 2 and a sentence on a wrong option; raises SettingsError for a wrong value.
     """
-    given = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["plan"]:
+        return PlanModel(tuple(words[1:]))
+    given = _parser().parse_args(words)
     if given.command == "key":
         return NewKey(given.tenant, given.admin)
     return _settings(given)
@@ -194,7 +208,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         cache_disk_bytes=0 if given.cache_disk is None else parse_memory(given.cache_disk),
         engine_restarts=given.engine_restarts,
         log_level=given.log_level,
-        trace=tracing_is_configured(os.environ),
+        telemetry=read_telemetry(os.environ),
         limits=Limits(
             write_stall_s=given.write_timeout,
             connections=given.max_connections,
@@ -210,16 +224,6 @@ def _memory(option: str, text: str) -> int:
         return parse_memory(text)
     except SettingsError as error:
         raise SettingsError(f"{option}: {error}") from None
-
-
-def tracing_is_configured(environment: Mapping[str, str]) -> bool:
-    """Whether OpenTelemetry's standard variables name a place to send traces to."""
-    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return False
-    if environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
-        return False
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    return any(environment.get(name) for name in endpoints)
 
 
 def _check(settings: Settings) -> None:
@@ -291,6 +295,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="headwater", description="Streams language models to agents."
     )
     commands = parser.add_subparsers(required=True, dest="command")
+    commands.add_parser("plan", help="what a model needs and how fast it can be, from its header")
     key = commands.add_parser("key", help="make an API key for a tenant and its entry for --keys")
     key.add_argument("tenant", help="whose key it is, like research")
     key.add_argument("--admin", action="store_true", help="let it use /admin and /metrics")

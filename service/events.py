@@ -6,9 +6,12 @@ Usage, cache report and finish reason are made once, here. Pieces of a kind join
 unstreamed answer.
 """
 
+import time
 from array import array
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
 
 from engine.types import SHARED_TENANT, CacheReport, FinishReason, Phase, TokenLogprobs
 from service.cache_report import CacheSummary
@@ -136,9 +139,12 @@ class RequestRecord:
     """What one request's trace is built from: integers stamped on the way (monotonic ns).
 
     Filled by the generation path; handed to telemetry once, when the request has ended, on every
-    path. `phases` begin with the edge's own (tokenize) and go on with the engine's. `token_ns`
-    are the times at which the engine told tokens, a step's together. `choice` numbers the
-    generations of one request, of which there are `num_choices`.
+    path. `phases` follow one another without a gap from `start_ns` on: the edge's own, the
+    engine's, and what was left to do. `token_ns` are the times at which the engine told tokens, a
+    step's together. `choice` numbers the generations of one request, of which there are
+    `num_choices`, told apart from other requests' by `group`. `donor` is the response that
+    computed what was taken from the cache, and `connection_traceparent` what the connection began
+    with, where the message said another.
     """
 
     operation: str
@@ -149,11 +155,13 @@ class RequestRecord:
     request_id: str = ""
     tenant: str = SHARED_TENANT
     stream: bool = False
-    options: dict[str, int | float | str] = field(default_factory=dict)
+    options: dict[str, int | float | str | list[str]] = field(default_factory=dict)
     traceparent: str | None = None
     tracestate: str | None = None
     conversation_id: str | None = None
     previous_response_id: str | None = None
+    connection_traceparent: str | None = None
+    donor: str = ""
     phases: list[Phase] = field(default_factory=list)
     usage: Usage | None = None
     cache: CacheReport | None = None
@@ -166,7 +174,33 @@ class RequestRecord:
     num_bytes: int = 0
     choice: int = 0
     num_choices: int = 1
+    group: str = ""
     token_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    rest: str = "edge"
+    """What the phase is called that lasts from the last known one to the end."""
+
+    def stamp(self, name: str, *, num_tokens: int = 0) -> None:
+        """End the current phase of the edge now, as `name`."""
+        self._add(Phase(name, 0, time.monotonic_ns(), num_tokens))
+
+    def take_engine_phases(self, phases: tuple[Phase, ...]) -> None:
+        """What the engine stamped; the way to it is a phase too."""
+        if phases:
+            self._add(Phase("dispatch", 0, phases[0].start_ns))
+            for phase in phases:
+                self._add(phase)
+            self.rest = "stream"
+
+    def close(self, end_ns: int) -> None:
+        """The request has ended: the last phase lasts until then."""
+        self.end_ns = end_ns
+        self._add(Phase(self.rest, 0, end_ns))
+
+    def _add(self, phase: Phase) -> None:
+        start_ns = self.phases[-1].end_ns if self.phases else self.start_ns
+        end_ns = max(start_ns, phase.end_ns)
+        if end_ns > start_ns or phase.name != self.rest:
+            self.phases.append(msgspec.structs.replace(phase, start_ns=start_ns, end_ns=end_ns))
 
     @property
     def first_token_ns(self) -> int:

@@ -22,7 +22,6 @@ from engine.types import (
     Finished,
     FinishReason,
     KeepPrefix,
-    Phase,
     PromptLogprobs,
     SamplingParams,
     Started,
@@ -99,7 +98,6 @@ class Generator:
 
     async def _render(self, request: GenerationRequest, record: RequestRecord) -> RenderedPrompt:
         """The prompt, and beside it what is to be kept of it."""
-        start_ns = time.monotonic_ns()
         former = unpack_tokens(request.former) if request.former else None
         # A tenant's salts are scopes of their own, as they are in the prefix cache.
         scope = msgspec.json.encode([record.tenant, request.options.salt]).decode()
@@ -124,9 +122,7 @@ class Generator:
             raise refusal
         record.num_replayed_tokens = prompt.num_replayed
         token_ids = prompt.token_ids
-        record.phases.append(
-            Phase("tokenize", start_ns, time.monotonic_ns(), num_tokens=len(token_ids))
-        )
+        record.stamp("tokenize", num_tokens=len(token_ids))
         asked: list[KeepPrefix] = []
         for prefix, tokens in zip(request.kept, kept, strict=True):
             whole = prefix.conversation is request.conversation
@@ -160,10 +156,7 @@ class Generator:
             record.finish_reason = record.finish_reason or FinishReason.ABORT
             raise
         finally:
-            record.end_ns = time.monotonic_ns()
-            if record.first_token_ns and record.phases:
-                last = record.phases[-1]
-                record.phases.append(Phase("stream", last.end_ns, record.end_ns))
+            record.close(time.monotonic_ns())
             self.records.finish(record)
 
     async def _begin(
@@ -172,10 +165,12 @@ class Generator:
         token_ids = prompt.token_ids
         grammar = await self._readers.grammar(request, token_ids)
         engine_request = self._engine_request(request, prompt, grammar, record)
+        record.stamp("prepare")
         try:
             stream = self._engine.generate(engine_request)
         except EngineError as error:
             raise from_engine(error) from error
+        record.rest = "engine"
         reader = self._readers.reader(request, token_ids)
         return _Reading(stream, engine_request, reader, record, request)
 
@@ -240,6 +235,12 @@ class Generator:
             record.options["top_k"] = options.top_k
         if options.seed is not None:
             record.options["seed"] = options.seed
+        if options.stop:
+            record.options["stop_sequences"] = list(options.stop)
+        if options.frequency_penalty:
+            record.options["frequency_penalty"] = options.frequency_penalty
+        if options.presence_penalty:
+            record.options["presence_penalty"] = options.presence_penalty
         # A deadline of 0 means none, so the shortest timeout is a nanosecond.
         timeout_ns = max(1, int(options.timeout_s * 1e9)) if options.timeout_s else 0
         return EngineRequest(
@@ -348,7 +349,8 @@ class _Reading:
             record.usage = self._usage
             record.finish_reason = record.finish_reason or event.reason
             record.num_preemptions = event.num_preemptions
-            record.phases.extend(event.phases)
+            record.donor = event.donor
+            record.take_engine_phases(event.phases)
 
     def translate(self, event: EngineEvent) -> list[Event]:
         """The events of the edge that one event of the engine means."""

@@ -6,7 +6,6 @@ A transport reads the events of a `Turn` at its client's pace and sends the fram
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -247,21 +246,23 @@ class Responses:
 
     def _record(self, request: CreateRequest, origin: Origin) -> RequestRecord:
         traceparent, tracestate = request.trace_context(origin.headers)
-        return RequestRecord(
+        record = RequestRecord(
             operation="chat",
             model=self._model,
             start_ns=origin.arrived_ns,
             request_id=origin.request_id,
             tenant=origin.tenant,
             stream=origin.streamed,
-            phases=[
-                Phase("receive", origin.arrived_ns, origin.received_ns),
-                Phase("lane", origin.received_ns, time.monotonic_ns()),
-            ],
+            phases=[Phase("receive", origin.arrived_ns, origin.received_ns)],
             traceparent=traceparent,
             tracestate=tracestate,
             previous_response_id=request.body.previous_response_id,
         )
+        record.stamp("lane")
+        connection = origin.headers.get("traceparent")
+        if connection != traceparent:
+            record.connection_traceparent = connection
+        return record
 
 
 async def _read(background: _Background, running: AbstractAsyncContextManager[Turn]) -> None:

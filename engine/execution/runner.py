@@ -1,6 +1,7 @@
 """Runs planned steps on a backend."""
 
 from collections.abc import Sequence
+from time import monotonic_ns
 from typing import Generic
 
 import numpy as np
@@ -16,6 +17,8 @@ class ModelRunner(Generic[M, K]):
         self._backend = backend
         self._model = model
         self._kv = kv
+        self.kernel_ns = 0
+        """How long the last step computed."""
 
     def run(
         self,
@@ -30,7 +33,10 @@ class ModelRunner(Generic[M, K]):
             src, dst = np.ascontiguousarray(pages[:, 0]), np.ascontiguousarray(pages[:, 1])
             self._backend.copy_pages(self._kv, src, dst)
         batch = plan_batch(chunks, self._kv.layout.page_size, num_top)
-        return self._backend.step(self._model, self._kv, batch)
+        start_ns = monotonic_ns()
+        logits = self._backend.step(self._model, self._kv, batch)
+        self.kernel_ns = monotonic_ns() - start_ns
+        return logits
 
     def export_page(self, page: int) -> bytes:
         """The contents of a page, in an order that does not depend on where it stands."""

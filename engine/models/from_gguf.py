@@ -60,6 +60,19 @@ _PERMUTED: Final = "llama"
 
 def model_from_gguf(file: GGUFFile) -> tuple[DecoderSpec, DecoderWeights]:
     """Raises CheckpointError naming the key or tensor that is wrong or not supported."""
+    spec = spec_from_gguf(file)
+    architecture = spec.family
+    tensors: Mapping[str, Weight] = file.tensors
+    if architecture == _PERMUTED:
+        tensors = {name: _half_rotation(spec, weight) for name, weight in tensors.items()}
+    present = [f for f in _OPTIONAL if _NAMES.layer[f].format(i=0) in tensors]
+    fields = dict.fromkeys((*_FIELDS[architecture], *present))
+    tied = _NAMES.head not in tensors
+    return spec, assemble(file.path, spec, tensors, _NAMES, fields, tied=tied)
+
+
+def spec_from_gguf(file: GGUFFile) -> DecoderSpec:
+    """The spec alone, of a file whose data may not be there. Raises as `model_from_gguf`."""
     architecture = Settings(file.path, file.metadata).text("general.architecture")
     if architecture not in _FIELDS:
         raise CheckpointError(
@@ -68,14 +81,7 @@ def model_from_gguf(file: GGUFFile) -> tuple[DecoderSpec, DecoderWeights]:
             item="general.architecture",
         )
     settings = Settings(file.path, file.metadata, architecture + ".")
-    spec = _spec(file, settings, architecture)
-    tensors: Mapping[str, Weight] = file.tensors
-    if architecture == _PERMUTED:
-        tensors = {name: _half_rotation(spec, weight) for name, weight in tensors.items()}
-    present = [f for f in _OPTIONAL if _NAMES.layer[f].format(i=0) in tensors]
-    fields = dict.fromkeys((*_FIELDS[architecture], *present))
-    tied = _NAMES.head not in tensors
-    return spec, assemble(file.path, spec, tensors, _NAMES, fields, tied=tied)
+    return _spec(file, settings, architecture)
 
 
 def _spec(file: GGUFFile, settings: Settings, architecture: str) -> DecoderSpec:

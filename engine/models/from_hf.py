@@ -5,6 +5,7 @@ config.json is read as `transformers` 5 writes it (`rope_parameters`) and as ear
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -29,6 +30,7 @@ _FAMILIES: Final[Mapping[str, str]] = MappingProxyType(
         "Qwen3ForCausalLM": "qwen3",
     }
 )
+MAX_TENSORS: Final = 100_000
 _HEAD: Final = "lm_head.weight"
 _ROPE_TYPES: Final = "default, linear, llama3 and yarn"
 
@@ -37,12 +39,23 @@ def model_from_hf(
     folder: SafetensorsFolder, config: Mapping[str, object]
 ) -> tuple[DecoderSpec, DecoderWeights]:
     """Raises CheckpointError naming the key or tensor that is wrong or not supported."""
-    settings = Settings(folder.path / "config.json", config)
+    path = folder.path / "config.json"
+    spec, fields, tied = spec_from_hf(path, config, num_tensors=len(folder.tensors))
+    weights = assemble(folder.path, spec, folder.tensors, _names(tied), fields, tied=tied)
+    return spec, weights
+
+
+def spec_from_hf(
+    path: Path, config: Mapping[str, object], *, num_tensors: int = MAX_TENSORS
+) -> tuple[DecoderSpec, tuple[str, ...], bool]:
+    """The spec of the config.json at `path`, the fields of its layers, and whether the head is
+    the embedding. Raises as `model_from_hf`."""
+    settings = Settings(path, config)
     family = _family(settings)
     settings.refuse("hidden_act", ("silu",), "the MLP is gated by silu")
     settings.refuse("mlp_bias", (False,), "the MLP has no biases")
     settings.refuse("quantization_config", (), "weights must be F32, F16 or BF16")
-    spec = _spec(settings, family, num_tensors=len(folder.tensors))
+    spec = _spec(settings, family, num_tensors=num_tensors)
     tied = settings.flag("tie_word_embeddings", False)
     fields = LAYER_FIELDS
     if family == "qwen2":
@@ -51,8 +64,7 @@ def model_from_hf(
         fields += (*QKV_BIAS, "o_bias")
     if family == "qwen3":
         fields += QK_NORM
-    weights = assemble(folder.path, spec, folder.tensors, _names(tied), fields, tied=tied)
-    return spec, weights
+    return spec, fields, tied
 
 
 def _family(settings: Settings) -> str:

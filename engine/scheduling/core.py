@@ -17,6 +17,7 @@ from engine.execution.saved_cache import SavedCache
 from engine.limits import check_request
 from engine.scheduling.cache_desk import CacheDesk
 from engine.scheduling.output import Outcome, OutputRules
+from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_plan import ScheduledChunk
@@ -74,6 +75,7 @@ class EngineCore:
         rules: OutputRules,
         *,
         max_live: int,
+        meter: StepMeter | None = None,
         grammars: GrammarCompiler | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
         saved: SavedCache | None = None,
@@ -94,7 +96,8 @@ class EngineCore:
         self._aborted: dict[str, Request] = {}
         self._refused: list[Finished] = []
         self._totals = _Totals()
-        self._meter = StepMeter()
+        self._meter = meter or StepMeter()
+        self._writers = PageWriters(info.num_pages, info.page_size)
 
     @property
     def info(self) -> EngineInfo:
@@ -171,6 +174,9 @@ class EngineCore:
             _log.exception("planning a step failed")
             events += self._fail(list(self._live.values()), f"the scheduler failed: {fault}")
             return events
+        for chunk in plan.chunks:
+            for copy in chunk.copies:
+                self._writers.copy(copy.src, copy.dst)
         events += map(self._start, plan.started)
         if plan.hopeless:
             events += self._fail(plan.hopeless, "the page pool has no room for the request")
@@ -192,6 +198,8 @@ class EngineCore:
             step_ns=meter.step_ns.distribution(),
             step_tokens=meter.step_tokens.distribution(),
             chunk_tokens=meter.chunk_tokens.distribution(),
+            work=meter.work(),
+            recent_steps=tuple(meter.recent_steps),
             evicted_pages={
                 "room": self._cache.evicted_for_room,
                 "flush": self._cache.evicted_by_flush,
@@ -240,6 +248,8 @@ class EngineCore:
     def _start(self, request: Request) -> Started:
         self._totals.queried_tokens += request.num_prompt_tokens
         self._totals.cached_tokens += request.num_cached_tokens
+        assert request.table is not None
+        request.donor = self._writers.donor(request.table.pages, request.num_cached_tokens)
         return Started(
             request.id,
             request.num_prompt_tokens,
@@ -270,10 +280,12 @@ class EngineCore:
             return self._fail([c.request for c in chunks], f"the step failed: {fault}")
         self._totals.steps += 1
         now_ns = self._clock_ns()
-        self._scheduler.learn(chunks, self._meter.note(chunks, begun_ns, now_ns) / 1e6)
+        step = self._meter.note(chunks, begun_ns, now_ns, self._runner.kernel_ns)
+        self._scheduler.learn(chunks, step.wall_ns / 1e6)
         events: list[EngineEvent] = []
         chosen = iter(tokens)
         for chunk in chunks:
+            chunk.request.add_work(step)
             token = next(chosen) if chunk.wants_logits else None
             if chunk.scored:
                 scored = told[chunk.request.id]
@@ -292,6 +304,10 @@ class EngineCore:
         if chunk.wants_logits and token is None:
             yield from self._fail([request], request.fault)
             return
+        assert request.table is not None
+        # Slots below `num_valid` were another's, and are only read again.
+        written_from = max(chunk.start, chunk.num_valid)
+        self._writers.note(request.table.pages, written_from, chunk.end, request.id)
         self._scheduler.complete(chunk, now_ns)
         if request.keep and request.num_computed_tokens >= request.num_prompt_tokens:
             self._desk.keep(request)
@@ -343,6 +359,7 @@ class EngineCore:
             message=message,
             phases=phases,
             leases=tuple(request.leases),
+            donor=request.donor,
         )
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine.execution.penalties import LogitRules
 from engine.text import StopMatcher
-from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams
+from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams, StepWork
 from prefix_cache.cache import Explanation, PageTable
 from prefix_cache.key import Namespace
 
@@ -53,10 +53,13 @@ class Request:
     who were admitted before it while it found no room. `was_started` once it has run.
     `num_preemptions` counts the times it gave way though its reader kept up.
     `num_scored`: the logits of the prompt's positions below it, which score the tokens after them,
-    are told or were not asked for.
+    are told or were not asked for. `donor` is the request that computed the last cached token.
     """
 
     __slots__ = (
+        "_compute_ns",
+        "_kernel_ns",
+        "_memory_ns",
         "_phase_start_ns",
         "_phases",
         "_stop_matcher",
@@ -65,6 +68,7 @@ class Request:
         "arrival_ns",
         "credits",
         "deadline_ns",
+        "donor",
         "explanation",
         "id",
         "keep",
@@ -124,6 +128,7 @@ class Request:
         self.num_tokens = prompt.size
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
+        self.donor = ""
         self.num_scored = prompt.size - 1 if self.sampling.prompt_logprobs is None else 0
         self.logit_rules = logit_rules
         self.num_matched_tokens = 0
@@ -145,6 +150,7 @@ class Request:
         self._token_ids[: prompt.size] = prompt
         self._phases: list[Phase] = []
         self._phase_start_ns = now_ns
+        self._kernel_ns = self._memory_ns = self._compute_ns = 0
 
     @property
     def stop_matcher(self) -> StopMatcher | None:
@@ -226,12 +232,30 @@ class Request:
             raise IllegalTransition(f"{self.id}: {self.status.name} to {status.name}")
         self.status = status
 
+    def add_work(self, step: StepWork) -> None:
+        """A step computed tokens of the request, in its current phase."""
+        self._kernel_ns += step.kernel_ns
+        self._memory_ns += step.memory_ns
+        self._compute_ns += step.compute_ns
+
     def stamp(
         self, name: str, end_ns: int, *, num_tokens: int = 0, start_position: int = 0
     ) -> None:
         """End the current phase as `name`; the next one begins where it ended."""
-        self._phases.append(Phase(name, self._phase_start_ns, end_ns, num_tokens, start_position))
+        self._phases.append(
+            Phase(
+                name,
+                self._phase_start_ns,
+                end_ns,
+                num_tokens,
+                start_position,
+                self._kernel_ns,
+                self._memory_ns,
+                self._compute_ns,
+            )
+        )
         self._phase_start_ns = end_ns
+        self._kernel_ns = self._memory_ns = self._compute_ns = 0
 
     def close_phases(self, end_ns: int) -> tuple[Phase, ...]:
         """All phases up to `end_ns`: without a gap from arrival to the end."""

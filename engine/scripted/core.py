@@ -113,6 +113,8 @@ class ScriptedCore:
             step_tokens=NO_SAMPLES,
             chunk_tokens=NO_SAMPLES,
             evicted_pages={},
+            work=(),
+            recent_steps=(),
             num_queried_tokens=self._num_queried_tokens,
             num_steps=self._num_steps,
             num_requests=self._num_requests,

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.weights.checkpoint_file import CheckpointError, check_disjoint, map_file
 from kernels.contract import Weight, WeightType
@@ -71,9 +72,11 @@ class GGUFFile:
     data: mmap.mmap
 
 
-def open_gguf(path: Path) -> GGUFFile:
+def open_gguf(path: Path, *, header_only: bool = False) -> GGUFFile:
     """Map a GGUF file and read its directory; no tensor data is touched.
 
+    With `header_only` the data need not be there: tensors have their sizes, but all their bytes
+    are 0, those of float32 vectors ones.
     Raises CheckpointError naming the file, the key or tensor, and the reason.
     """
     data = map_file(path, min_bytes=_HEADER_BYTES)
@@ -94,7 +97,7 @@ def open_gguf(path: Path) -> GGUFFile:
         if key in metadata:
             raise cursor.error("key occurs twice")
         metadata[key] = cursor.value(cursor.scalar("I"))
-    tensors = _read_tensors(cursor, num_tensors, _alignment(cursor, metadata))
+    tensors = _read_tensors(cursor, num_tensors, _alignment(cursor, metadata), header_only)
     return GGUFFile(path, version, MappingProxyType(metadata), MappingProxyType(tensors), data)
 
 
@@ -193,7 +196,9 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, object]) -> int:
     return alignment
 
 
-def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, Weight]:
+def _read_tensors(
+    cursor: _Cursor, num_tensors: int, alignment: int, header_only: bool
+) -> dict[str, Weight]:
     cursor.item = ""
     cursor.require(num_tensors, _MIN_TENSOR_INFO_BYTES, "tensors")
     infos: dict[str, tuple[WeightType, tuple[int, ...], int]] = {}
@@ -210,6 +215,9 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
         cursor.item = name
         rows, cols = (1, *shape)[-2:]
         row_bytes = cols // kind.block_size * kind.block_bytes
+        if header_only:
+            tensors[name] = Weight(name, kind, shape, _absent(kind, rows, row_bytes))
+            continue
         start, end = base + offset, base + offset + rows * row_bytes
         if end > cursor.size:
             raise cursor.error(
@@ -220,6 +228,13 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
         extents.append((start, end, name))
     check_disjoint(cursor.path, extents)
     return tensors
+
+
+def _absent(kind: WeightType, rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    """Data of that size which takes no memory, but for vectors."""
+    if rows == 1 and kind is WeightType.F32:
+        return np.ones((1, row_bytes // 4), np.float32).view(np.uint8)
+    return np.broadcast_to(np.uint8(0), (rows, row_bytes))
 
 
 def _read_tensor_info(cursor: _Cursor, alignment: int) -> tuple[WeightType, tuple[int, ...], int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from engine.types import Distribution, EngineInfo, EngineStats
+from engine.types import Distribution, EngineInfo, EngineStats, sum_work
 from service.telemetry import metric_list as m
 from service.telemetry.request_metrics import ENGINE
 from service.telemetry.samples import Buckets, Sample
@@ -42,6 +42,27 @@ def engine_samples(stats: EngineStats, info: EngineInfo, model: str, up: bool) -
     yield Sample(m.ITERATION_TOKENS, labels, _buckets(stats.step_tokens))
     yield Sample(m.CHUNK, (), _buckets(stats.chunk_tokens))
     yield Sample(m.STEP, (), _buckets(stats.step_ns, 1e-9))
+    yield from _roofline(stats, info)
+
+
+def _roofline(stats: EngineStats, info: EngineInfo) -> Iterator[Sample]:
+    """Counters of all steps, to take rates of; gauges of the last ones."""
+    if info.peak_bytes_per_s:
+        yield Sample(m.PEAK_BANDWIDTH, (), info.peak_bytes_per_s)
+        yield Sample(m.PEAK_FLOPS, (), info.peak_flops_per_s)
+    for work in stats.work:
+        yield Sample(m.STEPS, (work.kind,), work.num_steps)
+        yield Sample(m.STEP_WALL, (work.kind,), work.wall_ns / 1e9)
+        yield Sample(m.STEP_KERNEL, (work.kind,), work.kernel_ns / 1e9)
+        yield Sample(m.STEP_FLOPS, (work.kind,), work.flops)
+        yield Sample(m.STEP_MEMORY, (work.kind,), work.memory_bytes)
+    for kind in {step.kind for step in stats.recent_steps}:
+        last = sum_work([step for step in stats.recent_steps if step.kind == kind])
+        yield Sample(m.INTENSITY, (kind,), last.intensity)
+        yield Sample(m.MBU, (kind,), last.mbu)
+        yield Sample(m.MFU, (kind,), last.mfu)
+        yield Sample(m.HOST_SHARE, (kind,), last.host_share)
+        yield Sample(m.VERDICT, (kind, last.verdict.value), 1)
 
 
 def _buckets(kept: Distribution, scale: float = 1.0) -> Buckets:

@@ -1,28 +1,62 @@
-"""The OTLP exporter, made bearable where no collector answers: one warning, and a quick end."""
+"""OTLP exporters over HTTP or gRPC, as the standard OTEL_* variables ask; made bearable where no
+collector answers: one warning, and a quick end."""
 
 import logging
 import threading
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from service.config import SettingsError
 
 LAST_TRY_S = 1.0
 """How long the last spans may be tried again once the server has ended."""
 
+_GRPC = "opentelemetry.exporter.otlp.proto.grpc"
+
 log = logging.getLogger(__name__)
 
 
+def span_exporter(protocol: str) -> "PatientExporter":
+    """Raises SettingsError for gRPC without its package."""
+    if protocol == "grpc":
+        return PatientExporter(_grpc("trace_exporter").OTLPSpanExporter())
+    return PatientExporter(OTLPSpanExporter())
+
+
+def metric_exporter(protocol: str) -> MetricExporter:
+    """Raises SettingsError for gRPC without its package."""
+    if protocol == "grpc":
+        exporter: MetricExporter = _grpc("metric_exporter").OTLPMetricExporter()
+        return exporter
+    return OTLPMetricExporter()
+
+
+def _grpc(name: str) -> Any:
+    try:
+        return import_module(f"{_GRPC}.{name}")
+    except ImportError:
+        raise SettingsError(
+            "OTEL_EXPORTER_OTLP_PROTOCOL asks for grpc, which needs `pip install "
+            "'headwater[otlp-grpc]'`; http/protobuf works without."
+        ) from None
+
+
 class PatientExporter(SpanExporter):
-    """OTLP over HTTP, as the OTEL_EXPORTER_OTLP_* variables say.
+    """Another exporter, without its complaints.
 
     A collector that is away is told once, and once more when it is back; spans of the time between
     are lost.
     """
 
-    def __init__(self) -> None:
-        self._exporter = OTLPSpanExporter()
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
         self._away = False
         self._ended = threading.Lock()
 
@@ -49,4 +83,4 @@ class PatientExporter(SpanExporter):
     def shutdown(self) -> None:
         """End tries under way; what is exported later is lost. Callable again."""
         if self._ended.acquire(blocking=False):
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+            self._exporter.shutdown()

@@ -203,6 +203,37 @@ OUTBOX_FRAMES = Metric(
 OUTBOX_BYTES = Metric("headwater.outbox", _G, "Bytes that wait to be written to clients", (), "By")
 STEP = Metric("headwater.step.duration", _H, "From one step's end to the next one's", (), "s")
 CHUNK = Metric("headwater.prefill.chunk", _H, "Tokens of the chunks chosen", (), "{token}")
+STEPS = Metric("headwater.steps", _C, "Steps, by phase", ("phase",), "{step}")
+STEP_WALL = Metric("headwater.step.wall", _C, "Time of steps, by phase", ("phase",), "s")
+STEP_KERNEL = Metric(
+    "headwater.step.kernel", _C, "Time in which the backend computed, by phase", ("phase",), "s"
+)
+STEP_FLOPS = Metric("headwater.step.flops", _C, "Operations of steps, by phase", ("phase",))
+STEP_MEMORY = Metric(
+    "headwater.step.memory", _C, "Bytes that steps had to move, by phase", ("phase",), "By"
+)
+INTENSITY = Metric(
+    "headwater.roofline.intensity", _G, "Operations per byte of the last steps", ("phase",)
+)
+MBU = Metric(
+    "headwater.roofline.mbu",
+    _G,
+    "Share of the memory bandwidth that the last steps used",
+    ("phase",),
+)
+MFU = Metric(
+    "headwater.roofline.mfu", _G, "Share of the operations that the last steps used", ("phase",)
+)
+HOST_SHARE = Metric(
+    "headwater.roofline.host_share", _G, "Share of the last steps without a kernel", ("phase",)
+)
+VERDICT = Metric(
+    "headwater.roofline.verdict", _G, "1 for what the last steps waited for", ("phase", "verdict")
+)
+PEAK_BANDWIDTH = Metric(
+    "headwater.machine.bandwidth", _G, "Bytes per second that this machine reads", (), "By"
+)
+PEAK_FLOPS = Metric("headwater.machine.flops", _G, "Operations per second that this machine does")
 ENGINE_UP = Metric("headwater.engine.up", _G, "1 while the engine takes requests")
 DROPPED = Metric(
     "headwater.traces.dropped", _C, "Requests whose trace was not built, for want of time"

@@ -8,7 +8,7 @@ from engine.types import FinishReason
 from service.events import RequestRecord
 from service.telemetry import metric_list as m
 from service.telemetry.samples import Counts, Labels
-from service.telemetry.tracing import PROVIDER_NAME
+from service.telemetry.span_attributes import PROVIDER_NAME
 
 ENGINE: Final = "0"
 """The label of the one engine, as vLLM counts its engines."""
@@ -28,33 +28,38 @@ class RequestMetrics:
 
     def finish(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
-        if record.usage is None:
-            self._count_refused(record)
-        else:
+        if record.usage is not None:
             self._count_served(record)
+        elif record.choice:
+            return  # a choice that never began: the request is refused, or cut, once
+        elif record.error_type:
+            self._counts.add(m.REJECTED, (self._model, ENGINE, record.error_type))
+        else:
+            self._count_end(record, FinishReason.ABORT)
         labels = (*self._gen_ai(record), _error_type(record))
         self._counts.observe(m.REQUEST_DURATION, labels, _seconds(record.start_ns, record.end_ns))
 
-    def _count_refused(self, record: RequestRecord) -> None:
-        reason = record.error_type or "disconnected"
-        self._counts.add(m.REJECTED, (self._model, ENGINE, reason))
+    def _count_end(self, record: RequestRecord, reason: FinishReason) -> None:
+        labels = (self._model, ENGINE)
+        self._counts.add(m.FINISHED, (*labels, reason.value))
+        spent_s = _seconds(record.start_ns, record.end_ns)
+        self._counts.observe(m.VLLM_E2E, labels, spent_s)
+        if record.choice == 0:
+            self._counts.observe(m.VLLM_N, labels, record.num_choices)
 
     def _count_served(self, record: RequestRecord) -> None:
         """A request that the engine took: its tokens, and the times it reached."""
         counts, usage = self._counts, record.usage
         assert usage is not None
         labels = (self._model, ENGINE)
-        reason = record.finish_reason or FinishReason.ERROR
-        counts.add(m.FINISHED, (*labels, reason.value))
+        self._count_end(record, record.finish_reason or FinishReason.ERROR)
         counts.observe(m.VLLM_PROMPT, labels, usage.prompt_tokens)
         counts.observe(m.VLLM_GENERATION, labels, usage.output_tokens)
         counts.observe(m.VLLM_COMPUTED, labels, usage.prompt_tokens - usage.cached_tokens)
         counts.observe(m.VLLM_REQUEST_PREEMPTIONS, labels, record.num_preemptions)
-        counts.observe(m.VLLM_E2E, labels, _seconds(record.start_ns, record.end_ns))
-        if record.choice == 0:
-            counts.observe(m.VLLM_N, labels, record.num_choices)
-        if "max_tokens" in record.options:
-            counts.observe(m.VLLM_MAX_TOKENS, labels, float(record.options["max_tokens"]))
+        max_tokens = record.options.get("max_tokens")
+        if isinstance(max_tokens, int):
+            counts.observe(m.VLLM_MAX_TOKENS, labels, max_tokens)
         gen_ai = self._gen_ai(record)
         counts.observe(m.TOKEN_USAGE, (*gen_ai, "input"), usage.prompt_tokens)
         counts.observe(m.TOKEN_USAGE, (*gen_ai, "output"), usage.output_tokens)

@@ -1,8 +1,11 @@
 """Who is told of requests that have ended."""
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
+from engine.types import FinishReason
 from service.errors import ApiError
 from service.events import RequestRecord
 
@@ -30,5 +33,23 @@ def finish_refused(sink: RecordSink, record: RequestRecord, error: ApiError) -> 
     """Tell of a request that ended before it could be generated; one that has ended stays so."""
     if not record.end_ns:
         record.error_type = error.code or error.type
-        record.end_ns = time.monotonic_ns()
+        record.close(time.monotonic_ns())
         sink.finish(record)
+
+
+@contextmanager
+def all_finished(sink: RecordSink, records: Sequence[RequestRecord]) -> Iterator[None]:
+    """Whatever happens inside, each of `records` is told of once: those that never began end as
+    the others made them end."""
+    try:
+        yield
+    except ApiError as error:
+        for record in records:
+            finish_refused(sink, record, error)
+        raise
+    finally:
+        for record in records:
+            if not record.end_ns:
+                record.finish_reason = FinishReason.ABORT
+                record.close(time.monotonic_ns())
+                sink.finish(record)

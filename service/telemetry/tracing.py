@@ -2,42 +2,64 @@
 
 The request path only stamps nanoseconds into a `RequestRecord`; spans are made on a thread of
 their own (about 50 µs each in the Python SDK), so neither the event loop nor the engine waits.
-The exporter, resource and sampler are configured by the standard OTEL_* variables.
-Conventions: OpenTelemetry GenAI attributes; phases carry no gen_ai.* names, so that dashboards
-that sum over spans do not count a request twice.
+The exporter, resource and sampler are configured by the standard OTEL_* variables. Phases carry
+no gen_ai.* names, so that dashboards that sum over spans do not count a request twice.
 """
 
 import logging
 import queue
 import threading
 import time
+from collections import OrderedDict
+from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from engine.types import Phase
 from service.events import RequestRecord
 from service.telemetry.exporting import PatientExporter
+from service.telemetry.span_attributes import (
+    PROVIDER_NAME,
+    Attributes,
+    phase_attributes,
+    request_attributes,
+)
 
-PROVIDER_NAME = "headwater"
-MAX_PENDING_RECORDS = 4096
+MAX_PENDING_RECORDS: Final = 4096
+MAX_KNOWN_RESPONSES: Final = 8192
+"""Responses whose span a later one may link to."""
 
 log = logging.getLogger(__name__)
 
 
 class RequestTracer:
-    """Turns records into spans on its own thread; records beyond the bound are dropped, counted."""
+    """A `RecordSink` that makes spans on its own thread; records beyond the bound are dropped,
+    counted."""
 
-    def __init__(self, exporter: SpanExporter | None = None) -> None:
-        """`exporter` defaults to OTLP over HTTP as the OTEL_EXPORTER_OTLP_* variables say."""
+    def __init__(self, exporter: SpanExporter, *, address: str = "", port: int = 0) -> None:
+        """`address` and `port` are where the server listens."""
         self._provider = TracerProvider()
-        self._exporter = exporter or PatientExporter()
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._exporter = exporter
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer(PROVIDER_NAME)
         self._propagator = TraceContextTextMapPropagator()
+        self._server: Attributes = {"server.address": address, "server.port": port}
+        self._known: OrderedDict[str, SpanContext] = OrderedDict()
+        self._choices: dict[str, list[RequestRecord]] = {}
         self._pending: queue.Queue[RequestRecord | None] = queue.Queue(MAX_PENDING_RECORDS)
         self.num_dropped = 0
         self._thread = threading.Thread(target=self._build_all, name="tracing", daemon=True)
@@ -61,94 +83,112 @@ class RequestTracer:
     def _build_all(self) -> None:
         while (record := self._pending.get()) is not None:
             try:
-                self._build(record)
+                if record.num_choices == 1:
+                    self._build([record])
+                else:
+                    self._gather(record)
             except Exception:
                 log.exception("a trace could not be built")
 
-    def _build(self, record: RequestRecord) -> None:
+    def _gather(self, record: RequestRecord) -> None:
+        """Build when all choices of the request have ended; each is told of once."""
+        choices = self._choices.setdefault(record.group, [])
+        choices.append(record)
+        if len(choices) == record.num_choices:
+            del self._choices[record.group]
+            self._build(sorted(choices, key=lambda each: each.choice))
+
+    def _build(self, choices: list[RequestRecord]) -> None:
+        record, many = choices[0], len(choices) > 1
         epoch = time.time_ns() - time.monotonic_ns()
         root = self._tracer.start_span(
-            f"{record.operation} {record.model}",
-            context=self._parent(record),
+            f"{record.operation} {record.model}".strip(),
+            context=self._context(record.traceparent, record.tracestate),
             kind=SpanKind.SERVER,
-            attributes=request_attributes(record),
+            attributes=self._server,
+            links=self._links(record),
             start_time=epoch + record.start_ns,
         )
         if root.is_recording():
-            self._describe_outcome(root, record, epoch)
-            inside = set_span_in_context(root, Context())
-            for phase in record.phases:
-                self._child(phase, inside, epoch)
-        root.end(end_time=epoch + record.end_ns)
+            root.set_attributes(request_attributes(choices))
+            for each in choices:
+                span = self._choice(each, root, epoch) if many and each.usage else root
+                _add_events(span, each, epoch)
+                if span is not root or not many:
+                    self._phases(each, span, epoch)
+                if span is not root:
+                    span.end(end_time=epoch + each.end_ns)
+            _set_status(root, choices)
+            self._remember(choices, root.get_span_context())
+        root.end(end_time=epoch + max(each.end_ns for each in choices))
 
-    def _parent(self, record: RequestRecord) -> Context:
-        carrier = {"traceparent": record.traceparent or "", "tracestate": record.tracestate or ""}
+    def _choice(self, record: RequestRecord, root: Span, epoch: int) -> Span:
+        """The span of one of several generations, with its phases inside."""
+        return self._tracer.start_span(
+            f"choice {record.choice}",
+            context=set_span_in_context(root, Context()),
+            attributes={"openinference.span.kind": "CHAIN"},
+            start_time=epoch + record.start_ns,
+        )
+
+    def _phases(self, record: RequestRecord, parent: Span, epoch: int) -> None:
+        inside = set_span_in_context(parent, Context())
+        for phase in record.phases:
+            span = self._tracer.start_span(
+                phase.name,
+                context=inside,
+                attributes=phase_attributes(phase, record),
+                start_time=epoch + phase.start_ns,
+            )
+            span.end(end_time=epoch + phase.end_ns)
+
+    def _links(self, record: RequestRecord) -> list[Link]:
+        """To the response it continues, to the one whose pages it took, to its connection."""
+        links: list[Link] = []
+        for kind, response_id in (
+            ("previous_response", record.previous_response_id),
+            ("cache_donor", record.donor),
+        ):
+            known = self._known.get(response_id or "")
+            if known is not None:
+                links.append(Link(known, {"headwater.link": kind}))
+        if record.connection_traceparent:
+            began = self._context(record.connection_traceparent, None)
+            links.append(
+                Link(get_current_span(began).get_span_context(), {"headwater.link": "connection"})
+            )
+        return links
+
+    def _remember(self, choices: list[RequestRecord], context: SpanContext) -> None:
+        for record in choices:
+            if record.response_id:
+                self._known[record.response_id] = context
+        while len(self._known) > MAX_KNOWN_RESPONSES:
+            self._known.popitem(last=False)
+
+    def _context(self, traceparent: str | None, tracestate: str | None) -> Context:
+        carrier = {"traceparent": traceparent or "", "tracestate": tracestate or ""}
         return self._propagator.extract(carrier, context=Context())
 
-    def _child(self, phase: Phase, inside: Context, epoch: int) -> None:
-        attributes: dict[str, int | str] = {"openinference.span.kind": "CHAIN"}
-        if phase.num_tokens:
-            attributes["headwater.tokens"] = phase.num_tokens
-        if phase.name == "prefill":
-            attributes["headwater.start_position"] = phase.start_position
-        span = self._tracer.start_span(
-            phase.name, context=inside, attributes=attributes, start_time=epoch + phase.start_ns
-        )
-        span.end(end_time=epoch + phase.end_ns)
 
-    def _describe_outcome(self, root: Span, record: RequestRecord, epoch: int) -> None:
-        if record.first_token_ns:
-            root.add_event("first_token", timestamp=epoch + record.first_token_ns)
-        if record.disconnected_ns:
-            root.add_event("client_disconnected", timestamp=epoch + record.disconnected_ns)
-        if record.num_replayed_tokens:
-            root.set_attribute("headwater.prompt.replayed_tokens", record.num_replayed_tokens)
-        if record.num_preemptions:
-            root.set_attribute("headwater.preemptions", record.num_preemptions)
+def _add_events(span: Span, record: RequestRecord, epoch: int) -> None:
+    for phase in _requeued(record.phases):
+        span.add_event("preempted", timestamp=epoch + phase.start_ns)
+    if record.first_token_ns:
+        span.add_event("first_token", timestamp=epoch + record.first_token_ns)
+    if record.disconnected_ns:
+        span.add_event("client_disconnected", timestamp=epoch + record.disconnected_ns)
+
+
+def _requeued(phases: list[Phase]) -> list[Phase]:
+    """The queue phases after the first: a request that ran was preempted there."""
+    return [phase for phase in phases if phase.name == "queue"][1:]
+
+
+def _set_status(root: Span, choices: list[RequestRecord]) -> None:
+    """A client that leaves is no error of the request's."""
+    for record in choices:
         if record.error_type:
             root.set_attribute("error.type", record.error_type)
             root.set_status(Status(StatusCode.ERROR))
-
-
-def request_attributes(record: RequestRecord) -> dict[str, int | float | str | bool | list[str]]:
-    """GenAI attributes of the request's span; what is unknown is left out, never made up."""
-    attributes: dict[str, int | float | str | bool | list[str]] = {
-        "gen_ai.operation.name": record.operation,
-        "gen_ai.provider.name": PROVIDER_NAME,
-        "gen_ai.request.model": record.model,
-        "gen_ai.response.model": record.model,
-        "headwater.stream.frames": record.num_frames,
-        "headwater.stream.bytes": record.num_bytes,
-        **{f"gen_ai.request.{name}": value for name, value in record.options.items()},
-    }
-    if record.stream:
-        attributes["gen_ai.request.stream"] = True
-    optional = {
-        "gen_ai.response.id": record.response_id,
-        "gen_ai.conversation.id": record.conversation_id,
-        "gen_ai.request.previous_response.id": record.previous_response_id,
-        "headwater.request.id": record.request_id,
-    }
-    attributes.update({name: value for name, value in optional.items() if value})
-    if record.finish_reason is not None:
-        attributes["gen_ai.response.finish_reasons"] = [record.finish_reason.value]
-    if record.cache is not None:
-        attributes["headwater.cache.reason"] = record.cache.reason or "none"
-        attributes["headwater.cache.position"] = record.cache.position
-        attributes["headwater.cache.in_flight_tokens"] = record.cache.num_in_flight_tokens
-        attributes["headwater.cache.disk_tokens"] = record.cache.num_disk_tokens
-        if record.cache.reason == "evicted":
-            attributes["headwater.cache.evicted_ago_s"] = record.cache.evicted_ago_s
-    if record.usage is not None:
-        written = record.usage.prompt_tokens - record.usage.cached_tokens
-        attributes["gen_ai.usage.input_tokens"] = record.usage.prompt_tokens
-        attributes["gen_ai.usage.output_tokens"] = record.usage.output_tokens
-        attributes["gen_ai.usage.cache_read.input_tokens"] = record.usage.cached_tokens
-        # The convention renamed this attribute; dashboards know the former name.
-        attributes["gen_ai.usage.cache_write.input_tokens"] = written
-        attributes["gen_ai.usage.cache_creation.input_tokens"] = written
-    if record.first_token_ns:
-        attributes["gen_ai.response.time_to_first_chunk"] = (
-            record.first_token_ns - record.start_ns
-        ) / 1e9
-    return attributes
+            return

@@ -10,7 +10,6 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from engine.types import Phase
 from service.config import Limits
 from service.dialects import wire
 from service.errors import ApiError
@@ -117,8 +116,7 @@ def begin_record(
     """The record of a request that was read and decoded until now, with the trace context that
     its headers carry."""
     headers = Headers(scope=scope)
-    return RequestRecord(
-        phases=[Phase("receive", start_ns, time.monotonic_ns())],
+    record = RequestRecord(
         operation=operation,
         model=model,
         start_ns=start_ns,
@@ -128,6 +126,8 @@ def begin_record(
         traceparent=headers.get("traceparent"),
         tracestate=headers.get("tracestate"),
     )
+    record.stamp("receive")
+    return record
 
 
 async def while_connected(

@@ -273,7 +273,7 @@ def test_a_record_of_each_request(stage: Stage, server: LiveServer) -> None:
     assert record.finish_reason is FinishReason.STOP
     assert record.usage is not None and record.usage.output_tokens == 3
     assert record.num_bytes == len(answer.content)
-    phases = ["receive", "tokenize", "queue", "prefill", "decode", "stream"]
-    assert [p.name for p in record.phases] == phases
+    edge = ["receive", "tokenize", "prepare", "dispatch"]
+    assert [p.name for p in record.phases] == [*edge, "queue", "prefill", "decode", "stream"]
     assert record.start_ns < record.first_token_ns <= record.end_ns
     assert record.error_type is None and record.disconnected_ns == 0

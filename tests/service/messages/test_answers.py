@@ -216,7 +216,8 @@ def test_a_record_of_each_request(stage: Stage, server: LiveServer) -> None:
     assert record.finish_reason is FinishReason.STOP
     assert record.usage is not None and record.usage.output_tokens == 3
     assert record.num_bytes == len(answer.content)
-    assert [p.name for p in record.phases] == ["tokenize", "queue", "prefill", "decode", "stream"]
+    edge = ["receive", "tokenize", "prepare", "dispatch"]
+    assert [p.name for p in record.phases] == [*edge, "queue", "prefill", "decode", "stream"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from service.telemetry.exporting import LAST_TRY_S, PatientExporter
+from service.telemetry import exporting
+from service.telemetry.exporting import LAST_TRY_S
 from service.telemetry.tracing import RequestTracer
 from tests.faults.live import free_port
 from tests.service.telemetry.test_tracing import record
@@ -16,7 +17,7 @@ def test_an_absent_collector_is_told_once_and_delays_the_end_little(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
-    tracer = RequestTracer()
+    tracer = RequestTracer(exporting.span_exporter("http/protobuf"))
     with caplog.at_level(logging.WARNING):
         tracer.finish(record())
         begin_s = time.monotonic()
@@ -33,7 +34,7 @@ def test_a_collector_known_to_be_away_is_not_waited_for(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
-    exporter = PatientExporter()
+    exporter = exporting.span_exporter("http/protobuf")
     exporter.export([])
     exporter.export([])
     exporter.end_soon()

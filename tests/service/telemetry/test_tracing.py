@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -38,7 +39,7 @@ def exporter() -> InMemorySpanExporter:
 
 @pytest.fixture
 def tracer(exporter: InMemorySpanExporter) -> Iterator[RequestTracer]:
-    yield (tracer := RequestTracer(exporter))
+    yield (tracer := RequestTracer(exporter, address="127.0.0.1", port=8000))
     tracer.close()
 
 
@@ -69,6 +70,9 @@ def test_a_request_is_a_server_span_with_its_phases_inside(
     assert root.attributes["gen_ai.usage.input_tokens"] == 12
     assert root.attributes["gen_ai.usage.cache_read.input_tokens"] == 4
     assert root.attributes["gen_ai.usage.cache_write.input_tokens"] == 8
+    assert root.attributes["gen_ai.usage.cache_creation.input_tokens"] == 8
+    assert root.attributes["server.address"] == "127.0.0.1"
+    assert root.attributes["server.port"] == 8000
     assert root.attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert (spans["prefill"].attributes or {})["headwater.start_position"] == 4
 
@@ -101,6 +105,100 @@ def test_a_failed_request_says_so(tracer: RequestTracer, exporter: InMemorySpanE
     assert not root.status.is_ok
     assert (root.attributes or {})["error.type"] == "server_error"
     assert [event.name for event in root.events] == ["client_disconnected"]
+
+
+def test_a_preemption_is_an_event_at_the_time_it_happened(
+    tracer: RequestTracer, exporter: InMemorySpanExporter
+) -> None:
+    one = record()
+    end = one.phases[-1].end_ns
+    one.phases += [Phase("queue", end, end + 5), Phase("prefill", end + 5, end + 9)]
+    tracer.finish(one)
+    tracer.close()
+    (root,) = [s for s in exporter.get_finished_spans() if s.kind is SpanKind.SERVER]
+    (event,) = root.events
+    assert event.name == "preempted"
+    again = [s for s in exporter.get_finished_spans() if s.name == "queue"][1]
+    assert event.timestamp == again.start_time
+
+
+def test_links_to_the_previous_response_the_donor_and_the_connection(
+    tracer: RequestTracer, exporter: InMemorySpanExporter
+) -> None:
+    tracer.finish(record(response_id="one"))
+    tracer.finish(record(response_id="two"))
+    connection = f"00-{TRACE_ID}-{PARENT_ID}-01"
+    last = record(
+        response_id="three",
+        previous_response_id="one",
+        donor="two",
+        connection_traceparent=connection,
+    )
+    tracer.finish(last)
+    tracer.finish(record(previous_response_id="unknown"))
+    tracer.close()
+    spans = [s for s in exporter.get_finished_spans() if s.kind is SpanKind.SERVER]
+    one, two, three, unlinked = spans
+    assert not unlinked.links
+    found = {str((k.attributes or {})["headwater.link"]): k.context for k in three.links}
+    assert one.context is not None and two.context is not None
+    assert found["previous_response"].span_id == one.context.span_id
+    assert found["cache_donor"].span_id == two.context.span_id
+    assert found["connection"].trace_id == int(TRACE_ID, 16)
+    assert (three.attributes or {})["headwater.cache.donor_response.id"] == "two"
+
+
+def test_several_choices_are_one_server_span(
+    tracer: RequestTracer, exporter: InMemorySpanExporter
+) -> None:
+    usage = Usage(12, 4, 3)
+    for choice in (2, 0, 1):
+        tracer.finish(
+            record(
+                choice=choice,
+                num_choices=3,
+                group="g",
+                usage=usage,
+                finish_reason=FinishReason.LENGTH,
+            )
+        )
+    tracer.close()
+    spans = exporter.get_finished_spans()
+    (root,) = [span for span in spans if span.kind is SpanKind.SERVER]
+    attributes = root.attributes or {}
+    assert attributes["gen_ai.request.choice.count"] == 3
+    assert attributes["gen_ai.usage.input_tokens"] == 12
+    assert attributes["gen_ai.usage.output_tokens"] == 9
+    assert attributes["gen_ai.response.finish_reasons"] == ("length",) * 3
+    assert root.context is not None
+    choices = {s.name: s for s in spans if s.parent and s.parent.span_id == root.context.span_id}
+    assert set(choices) == {"choice 0", "choice 1", "choice 2"}
+    for span in choices.values():
+        assert span.context is not None
+        inside = [s.name for s in spans if s.parent and s.parent.span_id == span.context.span_id]
+        assert inside == ["tokenize", "queue", "prefill", "decode"]
+
+
+def test_phases_follow_one_another_to_the_end() -> None:
+    now = time.monotonic_ns()
+    one = RequestRecord(operation="chat", model="tiny", start_ns=now - 1_000_000)
+    one.stamp("receive")
+    one.stamp("prepare")
+    sent = one.phases[-1].end_ns
+    one.take_engine_phases(
+        (
+            Phase("queue", sent + 100, sent + 200),
+            Phase("prefill", sent + 200, sent + 300, 4),
+            Phase("decode", sent + 300, sent + 900, 3),
+        )
+    )
+    one.close(sent + 1000)
+    names = ["receive", "prepare", "dispatch", "queue", "prefill", "decode", "stream"]
+    assert [phase.name for phase in one.phases] == names
+    assert one.phases[0].start_ns == one.start_ns
+    assert one.phases[-1].end_ns == one.end_ns
+    for before, after in pairwise(one.phases):
+        assert before.end_ns == after.start_ns
 
 
 def test_nothing_is_kept_on_content(tracer: RequestTracer, exporter: InMemorySpanExporter) -> None:

@@ -1,0 +1,108 @@
+"""The samples as OpenTelemetry's data model, exported over OTLP at an interval."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from service.telemetry import metric_list as m
+from service.telemetry.metrics import Metrics
+from service.telemetry.samples import Buckets, Sample
+from service.telemetry.span_attributes import PROVIDER_NAME
+
+log = logging.getLogger(__name__)
+
+
+class MetricsExport:
+    """Sends what is counted to a collector, off the event loop; one that is away is tried again
+    at the next interval, and nothing is lost, as counts only add up."""
+
+    def __init__(self, metrics: Metrics, exporter: MetricExporter, interval_s: float) -> None:
+        self._metrics = metrics
+        self._exporter = exporter
+        self._interval_s = interval_s
+        self._start_ns = time.time_ns()
+        self._resource = Resource.create()
+
+    async def run(self) -> None:
+        """Export until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.export()
+
+    async def export(self) -> None:
+        """Send all samples as of now; what goes wrong is logged."""
+        samples = await self._metrics.collect()
+        try:
+            result = await asyncio.to_thread(self._exporter.export, self._data(samples))
+        except Exception:
+            log.exception("metrics were not exported")
+            return
+        if result is not MetricExportResult.SUCCESS:
+            log.warning("metrics were not exported: the collector did not take them")
+
+    def close(self) -> None:
+        """Release the exporter's connections."""
+        self._exporter.shutdown()
+
+    def _data(self, samples: Iterable[Sample]) -> MetricsData:
+        by_metric: dict[m.Metric, list[Sample]] = {}
+        for sample in samples:
+            by_metric.setdefault(sample.metric, []).append(sample)
+        told = [self._metric(metric, found) for metric, found in by_metric.items()]
+        scope = ScopeMetrics(InstrumentationScope(PROVIDER_NAME), told, "")
+        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+
+    def _metric(self, metric: m.Metric, samples: list[Sample]) -> Metric:
+        cumulative = AggregationTemporality.CUMULATIVE
+        data: Gauge | Histogram | Sum
+        if metric.kind is m.Kind.HISTOGRAM:
+            data = Histogram([self._histogram(sample) for sample in samples], cumulative)
+        elif metric.kind is m.Kind.COUNTER:
+            data = Sum([self._number(sample) for sample in samples], cumulative, True)
+        else:
+            data = Gauge([self._number(sample) for sample in samples])
+        return Metric(metric.name, metric.help, metric.unit, data)
+
+    def _number(self, sample: Sample) -> NumberDataPoint:
+        assert not isinstance(sample.value, Buckets)
+        labels = _labels(sample)
+        return NumberDataPoint(labels, self._start_ns, time.time_ns(), sample.value)
+
+    def _histogram(self, sample: Sample) -> HistogramDataPoint:
+        buckets = sample.value
+        assert isinstance(buckets, Buckets)
+        return HistogramDataPoint(
+            _labels(sample),
+            self._start_ns,
+            time.time_ns(),
+            sum(buckets.counts),
+            buckets.total,
+            buckets.counts,
+            buckets.bounds,
+            min=0.0,
+            max=0.0,
+        )
+
+
+def _labels(sample: Sample) -> dict[str, str]:
+    """Without the empty ones, which Prometheus wants and OpenTelemetry does not."""
+    pairs = zip(sample.metric.labels, sample.labels, strict=True)
+    return {name: value for name, value in pairs if value}
