@@ -32,6 +32,7 @@ from service.config import NewKey, PlanModel, Settings, SettingsError, parse_com
 from service.server import Server, bind
 from service.services import Services, build_services
 from service.telemetry.exporting import metric_exporter, span_exporter
+from service.telemetry.log_context import mark_lines
 from service.telemetry.otlp_metrics import MetricsExport
 from service.telemetry.tracing import RequestTracer
 
@@ -69,6 +70,7 @@ def main() -> int:
             _make_key(settings)
             return 0
         start_logging("edge", settings.log_level)
+        mark_lines()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, started_s))

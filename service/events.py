@@ -6,10 +6,12 @@ Usage, cache report and finish reason are made once, here. Pieces of a kind join
 unstreamed answer.
 """
 
+import random
+import re
 import time
 from array import array
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -134,6 +136,9 @@ Event: TypeAlias = (
 )
 
 
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """What one request's trace is built from: integers stamped on the way (monotonic ns).
@@ -176,6 +181,8 @@ class RequestRecord:
     num_choices: int = 1
     group: str = ""
     token_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    trace_number: int = field(default_factory=lambda: random.getrandbits(128) | 1)
+    """Names the trace where the caller brought none."""
     rest: str = "edge"
     """What the phase is called that lasts from the last known one to the end."""
 
@@ -201,6 +208,12 @@ class RequestRecord:
         end_ns = max(start_ns, phase.end_ns)
         if end_ns > start_ns or phase.name != self.rest:
             self.phases.append(msgspec.structs.replace(phase, start_ns=start_ns, end_ns=end_ns))
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits: the caller's, where it brought a trace."""
+        given = _TRACEPARENT.fullmatch(self.traceparent or "")
+        return given[1] if given and int(given[1], 16) else f"{self.trace_number:032x}"
 
     @property
     def first_token_ns(self) -> int:

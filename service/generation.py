@@ -49,6 +49,7 @@ from service.events import (
     Usage,
 )
 from service.prompts import PromptRenderer, RenderedPrompt
+from service.telemetry.log_context import TRACE_ID
 from service.telemetry.sinks import RecordSink
 from service.tools.reader import AnswerReader, AnswerReaders
 
@@ -137,6 +138,7 @@ class Generator:
         render: Callable[[], Awaitable[RenderedPrompt]],
     ) -> AsyncGenerator[Event, None]:
         record.response_id = request.id
+        TRACE_ID.set(record.trace_id)
         try:
             with self._limiter.admit(record):
                 prompt = await render()

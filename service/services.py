@@ -13,6 +13,7 @@ from service.prompts import PromptRenderer
 from service.responses import Responses
 from service.responses_store import ResponsesStore
 from service.telemetry.metrics import Metrics
+from service.telemetry.request_log import RequestLog
 from service.telemetry.request_metrics import RequestMetrics
 from service.telemetry.samples import Counts
 from service.telemetry.sinks import RecordSink, Sinks
@@ -56,7 +57,7 @@ def build_services(
     card = ModelCard.of(engine.info, settings.model_names)
     counts, outboxes = Counts(), OutboxTotals()
     served = RequestMetrics(counts, card.id, settings.host, settings.port)
-    records = Sinks(served, *sinks)
+    records = Sinks(served, RequestLog(), *sinks)
     generator = Generator(engine, renderer, readers, records, limiter)
     limits = settings.limits
     store = ResponsesStore(ttl_s=limits.responses_ttl_s, max_bytes=limits.responses_bytes)

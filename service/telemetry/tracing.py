@@ -16,6 +16,7 @@ from typing import Final
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import (
     Link,
     Span,
@@ -45,13 +46,24 @@ MAX_KNOWN_RESPONSES: Final = 8192
 log = logging.getLogger(__name__)
 
 
+class _Ids(RandomIdGenerator):
+    """Gives a trace the number that the log has told already."""
+
+    trace_number = 0
+
+    def generate_trace_id(self) -> int:
+        """Of the next trace that no caller began."""
+        return self.trace_number
+
+
 class RequestTracer:
     """A `RecordSink` that makes spans on its own thread; records beyond the bound are dropped,
     counted."""
 
     def __init__(self, exporter: SpanExporter, *, address: str = "", port: int = 0) -> None:
         """`address` and `port` are where the server listens."""
-        self._provider = TracerProvider()
+        self._ids = _Ids()
+        self._provider = TracerProvider(id_generator=self._ids)
         self._exporter = exporter
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -101,6 +113,7 @@ class RequestTracer:
     def _build(self, choices: list[RequestRecord]) -> None:
         record, many = choices[0], len(choices) > 1
         epoch = time.time_ns() - time.monotonic_ns()
+        self._ids.trace_number = record.trace_number
         root = self._tracer.start_span(
             f"{record.operation} {record.model}".strip(),
             context=self._context(record.traceparent, record.tracestate),

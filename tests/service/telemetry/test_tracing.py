@@ -91,6 +91,14 @@ def test_the_callers_trace_is_continued_whatever_its_flags(
         assert not spans, "the default sampler follows the caller, who does not sample"
 
 
+def test_a_trace_of_its_own_has_the_id_that_the_log_tells(
+    tracer: RequestTracer, exporter: InMemorySpanExporter
+) -> None:
+    one = record()
+    root = built(tracer, exporter, one)["chat tiny"]
+    assert root.context is not None and f"{root.context.trace_id:032x}" == one.trace_id
+
+
 @pytest.mark.parametrize("traceparent", ["", "nonsense", f"00-{'0' * 32}-{PARENT_ID}-01"])
 def test_a_broken_traceparent_starts_a_trace_of_its_own(
     tracer: RequestTracer, exporter: InMemorySpanExporter, traceparent: str

@@ -1,0 +1,77 @@
+"""One line per request at its end, and the trace in every line of a request."""
+
+import logging
+import re
+
+import pytest
+
+from engine.scripted import Script, ScriptStep, text_script
+from service.telemetry.log_context import TRACE_ID, TraceFilter
+from tests.service.calls import CHAT, ask, body
+from tests.service.conftest import run_server
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def request_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+    """The fields of each request's line."""
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "service.telemetry.request_log"
+    ]
+    return [dict(re.findall(r"(\S+?)=(\S+)", line)) for line in lines]
+
+
+def test_a_request_is_one_line_with_its_figures(caplog: pytest.LogCaptureFixture) -> None:
+    headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "x-request-id": "mine-1"}
+    with caplog.at_level(logging.INFO), run_server(text_script("abcdef")) as server:
+        answer = server.http.post(CHAT, json=body(max_tokens=5), headers=headers)
+        assert answer.status_code == 200
+        (record,) = server.records
+    (line,) = request_lines(caplog)
+    assert line["request"] == "mine-1"
+    assert line["trace"] == TRACE
+    assert line["response"] == record.response_id
+    assert line["outcome"] == "length"
+    assert (line["output"], line["cached"]) == ("5", "0")
+    assert record.usage is not None and line["prompt"] == str(record.usage.prompt_tokens)
+    assert 0 <= float(line["ttft_ms"]) <= float(line["total_ms"])
+    assert 0 <= float(line["itl_p50_ms"]) <= float(line["itl_p99_ms"])
+    assert {"prefill", "decode"} <= set(line)
+
+
+def test_a_refused_request_is_a_line_too(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), run_server(text_script("abc")) as server:
+        server.http.post(CHAT, json={**body(), "top_p": 7})
+        (record,) = server.records
+    (line,) = request_lines(caplog)
+    assert line["outcome"] == "refused:invalid_value"
+    assert line["trace"] == record.trace_id and len(line["trace"]) == 32
+    assert "prompt" not in line
+
+
+def test_nothing_is_logged_per_step_or_of_the_content(caplog: pytest.LogCaptureFixture) -> None:
+    many = Script(tuple(ScriptStep((97,)) for _ in range(50)))
+    with caplog.at_level(logging.INFO), run_server(many) as server:
+        ask(server, messages=[{"role": "user", "content": "topsecret"}], max_tokens=50)
+        ours = [
+            record for record in caplog.records if record.name.startswith(("service", "engine"))
+        ]
+        assert len(ours) == 1
+    assert "topsecret" not in caplog.text
+
+
+def test_every_line_of_a_request_tells_its_trace_once() -> None:
+    def told(message: str) -> str:
+        record = logging.LogRecord("x", logging.INFO, "x.py", 1, message, None, None)
+        assert TraceFilter().filter(record)
+        return record.getMessage()
+
+    assert told("before any request") == "before any request"
+    token = TRACE_ID.set(TRACE)
+    try:
+        assert told("it fails at 100 %") == f"it fails at 100 % trace={TRACE}"
+        assert told(f"request trace={TRACE}") == f"request trace={TRACE}"
+    finally:
+        TRACE_ID.reset(token)
