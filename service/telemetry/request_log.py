@@ -14,12 +14,12 @@ log = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """A `RecordSink` that logs `request key=value …`, its trace's id among them."""
+    """A `RecordSink` that logs `ended key=value …`, its trace's id among them."""
 
     def finish(self, record: RequestRecord) -> None:
         """Log the request, at INFO."""
         if log.isEnabledFor(logging.INFO):
-            log.info("request %s", " ".join(f"{k}={v}" for k, v in _fields(record).items()))
+            log.info("ended %s", " ".join(f"{k}={v}" for k, v in _fields(record).items()))
 
 
 def _fields(record: RequestRecord) -> dict[str, str | int]:
