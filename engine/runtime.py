@@ -148,6 +148,7 @@ def assemble_core(
         grammars=grammars,
         clock_ns=clock_ns,
         saved=saved,
+        idle_audit_s=config.idle_audit_s,
     )
 
 

@@ -325,7 +325,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     token, which is promised by refusing what could not keep it; 0 for none. `max_waiting` requests
     with `max_waiting_tokens` prompt tokens may wait, more are refused.
     `cache_dir` keeps what is cached from one engine to the next; "" for nothing. What is evicted
-    is kept on disk, up to `cache_disk_bytes`.
+    is kept on disk, up to `cache_disk_bytes`. The cache is audited `idle_audit_s` after the last
+    request ended; 0 for never.
     """
 
     model: str
@@ -344,6 +345,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_tokens: int = 1 << 20
     cache_dir: str = ""
     cache_disk_bytes: int = 0
+    idle_audit_s: float = 1.0
     log_level: str = "info"
 
 
@@ -446,3 +448,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_computed_tokens: int
     num_output_tokens: int
     num_preemptions: int
+    num_disk_pages: int = 0
+    num_audits: int = 0
+    num_audit_differences: int = 0
+    num_quarantined_pages: int = 0

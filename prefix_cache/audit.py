@@ -1,5 +1,6 @@
 """Recount of pages from a walk over trees, tables and leases, compared with what the pool says."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -51,6 +52,30 @@ def find_differences(
         if not root.children
     ]
     return found
+
+
+def bad_subtrees(pool: PagePool, forest: RadixForest, evictor: Evictor) -> list[Node]:
+    """The subtrees below roots that cannot be trusted: something in them is wrong, or a page of
+    theirs stands twice in the trees. A page that is only not queued for eviction is no reason."""
+    tops = [child for root in forest.roots.values() for child in root.children]
+    pages = {id(top): [page for node in _walk(top) for page in node.pages.tolist()] for top in tops}
+    counts = Counter(page for held in pages.values() for page in held)
+
+    def is_bad(top: Node) -> bool:
+        lines = (line for node in _walk(top) for line in _check_node(node, pool, forest, evictor))
+        wrong = any("not queued" not in line and "sealed" not in line for line in lines)
+        return wrong or top.first_page > 0 or any(counts[page] > 1 for page in pages[id(top)])
+
+    bad = [top for top in tops if is_bad(top)]
+    for root in forest.roots.values():  # siblings out of order: none of them can be found for sure
+        if any("children" in line for line in _check_node(root, pool, forest, evictor)):
+            bad += [child for child in root.children if child not in bad]
+    return bad
+
+
+def all_nodes(forest: RadixForest) -> list[Node]:
+    """Every node with pages."""
+    return [node for root in forest.roots.values() for node in _walk(root) if node.num_pages]
 
 
 def _walk(root: Node) -> Iterator[Node]:

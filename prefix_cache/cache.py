@@ -18,6 +18,7 @@ from prefix_cache.lease import Lease, LeaseBook, LeaseBudget
 from prefix_cache.page_pool import CacheError, PagePool, PoolCounts
 from prefix_cache.page_table import PageTable
 from prefix_cache.radix_tree import Match, Node, RadixForest, Root, TokenIds, Use
+from prefix_cache.repair import Repair, drop_bad_subtrees
 from prefix_cache.tiers import DiskTier
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "PoolCounts",
     "PrefixCache",
     "PrefixMatch",
+    "Repair",
 ]
 
 
@@ -392,6 +394,23 @@ class PrefixCache:
         node = self._forest.node_of(int(lease.pages[-1]))
         if node is not None:
             self._evictor.offer(node)
+
+    def repair(self) -> Repair:
+        """Audit, and where the books disagree drop the subtrees that are wrong, with their leases,
+        and count the rest anew; only while no table lives (CacheError). What the second tier has
+        goes too then. Nothing is raised for what is found: it is told."""
+        if self._tables:
+            raise CacheError(f"{len(self._tables)} tables live")
+        try:
+            self.audit()
+        except AuditError as error:
+            differences = error.differences
+        else:
+            return Repair((), 0)
+        num_pages = drop_bad_subtrees(self._pool, self._forest, self._evictor, self._leases)
+        if self._tier is not None:
+            self._tier.clear()
+        return Repair(tuple(differences), num_pages)
 
     def _insert(self, table: PageTable, tokens: TokenIds, start: int) -> None:
         page_size, pool = self._page_size, self._pool

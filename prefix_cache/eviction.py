@@ -8,7 +8,7 @@ of each kind's queue.
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from prefix_cache.evicted import EvictedPrefixes
@@ -156,6 +156,13 @@ class Evictor:
         """Queue the node if it is a candidate and not queued."""
         if node.queued < 0 and self.is_candidate(node):
             self._push(node)
+
+    def begin_anew(self, nodes: Iterable[Node]) -> None:
+        """Forget all queues, and queue what may be evicted of these nodes."""
+        self._heaps = [[] for _ in self._heaps]
+        for node in nodes:
+            node.queued = -1
+            self.offer(node)
 
     def evict(self, num_pages: int) -> int:
         """Free up to `num_pages` cached pages; how many."""

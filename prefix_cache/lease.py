@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -121,6 +121,19 @@ class LeaseBook:
         self._held[tenant] = +held
         if not self._held[tenant]:
             del self._held[tenant]
+
+    def begin_anew(self, leases: Iterable[Lease]) -> None:
+        """Keep these leases alone, and count what they hold; the pool's pins are not changed."""
+        kept = list(leases)
+        self._leases = {lease.id: lease for lease in kept}
+        self._by_last_page = {int(lease.pages[-1]): lease for lease in kept}
+        self._is_last[:] = False
+        self._is_last[list(self._by_last_page)] = True
+        self._held = {}
+        for lease in kept:
+            held = self._held.setdefault(lease.namespace.tenant, Counter())
+            held.update(lease.pages.tolist())
+        self._num_held = len({page for lease in kept for page in lease.pages.tolist()})
 
     def prolong(self, lease: Lease, ttl_s: float, now_s: float) -> None:
         """From now on it lasts `ttl_s`."""

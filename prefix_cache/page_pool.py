@@ -132,6 +132,24 @@ class PagePool:
         self.listed[pages] = False
         self._reclaim(pages[self.refs[pages] == 0])
 
+    def recount(self, listed: PageIds, num_slots: NDArray[np.int32], pins: PageIds) -> None:
+        """Begin anew with what the trees list, how many slots of each page they hold valid, and the
+        pages of all leases, once for each; no table lives."""
+        total = len(self.refs)
+        self.refs[:] = 0
+        self.owned[:] = False
+        self.listed[:] = False
+        self.listed[listed] = True
+        self.sealed[:] = 0
+        self.sealed[listed] = num_slots
+        self.pins[:] = np.bincount(pins, minlength=total)
+        free = np.flatnonzero(~self.listed)[::-1]
+        self._free[: len(free)] = free
+        self._num_free = len(free)
+        self._num_referenced = 0
+        self._num_pinned = int(np.count_nonzero(self.pins))
+        self._num_pins = len(pins)
+
     def seal(self, page: int, num_slots: int) -> None:
         """Others may read the first `num_slots` slots from now on; never shrinks."""
         self.sealed[page] = max(int(self.sealed[page]), num_slots)

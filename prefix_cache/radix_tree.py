@@ -6,6 +6,7 @@ with the longest common start is next to where a bisect ends.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -295,6 +296,22 @@ class RadixForest:
         if isinstance(parent, Root) and not parent.children:
             del self.roots[parent.namespace]
         return pages
+
+    def detach(self, child: Node) -> None:
+        """Take a subtree that stands below a root out of the forest, whatever it holds."""
+        root = child.parent
+        assert isinstance(root, Root)
+        kept = [each for each in root.children if each is not child]
+        root.children = kept
+        root.child_keys = [each.key(self.page_size) for each in kept]
+        if not kept:
+            self.roots.pop(root.namespace, None)
+
+    def relist(self, nodes: Iterable[Node]) -> None:
+        """Make these nodes' pages, and no others, point to them."""
+        self._node_of[:] = None
+        for node in nodes:
+            self._node_of[node.pages] = node
 
     def _key(self, tokens: TokenIds, position: int) -> bytes:
         return tokens[position : position + self.page_size].tobytes()

@@ -16,6 +16,7 @@ from engine.execution.sampler import SampledToken, required_top, sample, score
 from engine.execution.saved_cache import SavedCache
 from engine.limits import check_request
 from engine.scheduling.cache_desk import CacheDesk
+from engine.scheduling.idle_audit import IdleAudit
 from engine.scheduling.output import Outcome, OutputRules
 from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
@@ -79,12 +80,14 @@ class EngineCore:
         grammars: GrammarCompiler | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
         saved: SavedCache | None = None,
+        idle_audit_s: float = 0.0,
     ) -> None:
         """`max_live` bounds the requests that wait or run; more are refused. Without `grammars`,
         requests that have one are refused. `clock_ns` gives all times."""
         self._clock_ns = clock_ns
         self._grammars = grammars
         self._saved = saved
+        self._idle_audit = IdleAudit(cache, int(idle_audit_s * 1e9))
         self._info = info
         self._desk = CacheDesk(cache, info, kv_dtype)
         self._runner = runner
@@ -156,11 +159,13 @@ class EngineCore:
 
     @property
     def wake_ns(self) -> int:
-        return self._scheduler.wake_ns
+        times = (self._scheduler.wake_ns, self._idle_audit.due_ns)
+        return min(filter(None, times), default=0)
 
     def step(self) -> Sequence[EngineEvent]:
         now_ns = self._clock_ns()
         self._cache.expire()
+        self._idle_audit.run_if_due(now_ns, is_idle=not self._live)
         events: list[EngineEvent] = [*self._refused]
         self._refused.clear()
         aborted = list(self._aborted.values())
@@ -212,6 +217,10 @@ class EngineCore:
             num_computed_tokens=totals.computed_tokens,
             num_output_tokens=totals.output_tokens,
             num_preemptions=self._scheduler.num_preemptions,
+            num_disk_pages=self._cache.num_disk_pages,
+            num_audits=self._idle_audit.num_audits,
+            num_audit_differences=self._idle_audit.num_differences,
+            num_quarantined_pages=self._idle_audit.num_quarantined_pages,
         )
 
     def flush(self) -> int:
@@ -343,6 +352,8 @@ class EngineCore:
     ) -> Finished:
         """The one place where a live request ends."""
         del self._live[request.id]
+        if not self._live:
+            self._idle_audit.rest(now_ns)
         phases = request.close_phases(now_ns)
         good = reason in (FinishReason.STOP, FinishReason.LENGTH)
         self._scheduler.finish(request, keep_tail=good)

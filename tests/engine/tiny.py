@@ -100,6 +100,7 @@ def tiny_core(
     itl_target_ms: float = 0.0,
     ttft_target_ms: float = 0.0,
     cache_disk_pages: int = 0,
+    idle_audit_s: float = 0.0,
 ) -> EngineCore:
     """An engine over the tiny model, on the best backend of this machine or a given one."""
     layout = KVLayout(SPEC.num_layers, SPEC.num_kv_heads, SPEC.head_dim, PAGE)
@@ -115,6 +116,7 @@ def tiny_core(
         ttft_target_ms=ttft_target_ms,
         threads=1,
         cache_disk_bytes=cache_disk_pages * layout.page_bytes,
+        idle_audit_s=idle_audit_s,
     )
     chosen = selection or select_backend("auto", threads=1, exact=False)
     rules = OutputRules(VOCABULARY, frozenset({EOS}))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from prefix_cache.cache import AuditError, PrefixCache
+from prefix_cache.cache import AuditError, CacheError, PrefixCache, Repair
 from tests.prefix_cache.oracle import Server, as_array, namespace
 
 A = namespace("a")
@@ -116,3 +116,58 @@ def test_a_falsified_book_is_noticed(
     with pytest.raises(AuditError, match=sentence) as caught:
         server.cache.audit()
     assert caught.value.differences
+
+
+@pytest.mark.parametrize(
+    "falsify",
+    [
+        forget_listing,
+        free_twice,
+        unseal,
+        drift,
+        swap_siblings,
+        move_page,
+        lose_candidate,
+        add_empty_tree,
+        forget_lease,
+    ],
+)
+def test_what_is_wrong_is_dropped_and_the_rest_serves_on(
+    server: Server, falsify: Callable[[Server], None]
+) -> None:
+    """The books agree again, every page is accounted for, and what is found is right."""
+    kept = server.lease(A, [1, 2, 3, 4], 60)
+    falsify(server)
+    with pytest.raises(CacheError, match="1 tables live"):
+        server.cache.repair()
+    for sequence in list(server.live):
+        server.cache._tables.clear()
+        server.live.remove(sequence)
+    repair = server.cache.repair()
+    assert repair.differences
+    counts = server.cache.audit()
+    assert counts.referenced == 0
+    assert kept is not None
+    assert counts.pinned == sum(len(each.pages) for each in server.cache.leases("a"))
+    server.leased = {each.id: server.leased[each.id] for each in server.cache.leases("a")}
+    server.check()
+    for tokens in ([1, 2, 3, 4, 5, 6, 7], [9, 9, 9, 9], [4] * 30):
+        sequence = server.start(A, tokens)
+        if sequence.table.num_tokens < len(tokens):
+            server.run(sequence, len(tokens), tail=True)
+        server.release(sequence)
+        server.check()
+    assert server.cache.repair() == Repair((), 0)
+
+
+def test_a_sound_subtree_survives_its_neighbours_damage(server: Server) -> None:
+    server.release(server.live[0])
+    root = server.cache._forest.roots[A]
+    damaged = root.children[0]
+    damaged.children[0].first_page += 1
+    repair = server.cache.repair()
+    assert "misplaced" in repair.differences[0]
+    assert repair.num_pages > 0
+    assert server.cache.peek(A, as_array([1, 2, 3, 4])) == 0
+    assert server.cache.peek(A, as_array([9, 9])) == 2
+    server.check()
