@@ -4,11 +4,13 @@ Every method is called from one event loop. Cancellation of a call never leaves 
 closing the iterator of `generate` (or cancelling the task that reads it) aborts the request.
 """
 
+from collections.abc import AsyncGenerator
 from typing import Literal, Protocol
 
 import msgspec
 
 from engine.types import (
+    CacheEventInfo,
     CacheReport,
     EngineEvent,
     EngineInfo,
@@ -123,6 +125,10 @@ class Engine(Protocol):
 
     async def leases(self, call: ListLeases | ExtendLease | ReleaseLease) -> tuple[LeaseInfo, ...]:
         """Do it; the leases it was about, as they are then (a released one as it was)."""
+
+    def cache_events(self) -> AsyncGenerator[CacheEventInfo, None]:
+        """What becomes cached and ceases to be, for all tenants, from the first `anext` on, which
+        gives a "resync"; it ends with the engine. Close it."""
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let running ones finish within `grace_s`, abort the rest. When it

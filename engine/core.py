@@ -6,6 +6,7 @@ from typing import Protocol
 from engine.types import (
     CacheAnswer,
     CacheCall,
+    CacheEventInfo,
     EngineEvent,
     EngineInfo,
     EngineRequest,
@@ -52,6 +53,12 @@ class Core(Protocol):
 
     def ask_cache(self, call: CacheCall) -> CacheAnswer:
         """Explain a prompt (a CacheReport), or do something about leases (those it was about)."""
+
+    def watch_cache(self, on: bool) -> None:
+        """Collect events of the cache from now on, or no more."""
+
+    def take_cache_events(self) -> tuple[CacheEventInfo, ...]:
+        """The events since the last call, in order."""
 
     def save(self) -> None:
         """Keep what is cached for the next engine, where that is configured. Nothing runs."""

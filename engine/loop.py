@@ -50,6 +50,7 @@ from engine.wire.messages import (
     StartFailed,
     StatsReply,
     StepMessage,
+    WatchCache,
     decode_command,
     encode,
 )
@@ -191,6 +192,8 @@ class StepLoop:
                 self._answer(call_id, lambda: AuditReply(call_id, self._core.audit()))
             case AskCache(call_id, call):
                 self._answer(call_id, lambda: self._ask_cache(call_id, call))
+            case WatchCache(on):
+                self._core.watch_cache(on)
             case Drain():
                 self._begin_drain()
             case Close():
@@ -283,9 +286,11 @@ class StepLoop:
     def _send(self) -> None:
         """One message for all events and replies since the last. Never blocks; what waits for
         the socket is bounded by the credits of the open requests."""
-        if not self._events and not self._replies and self._ending == self._ending_told:
+        cache_events = self._core.take_cache_events()
+        told = self._events or self._replies or cache_events
+        if not told and self._ending == self._ending_told:
             return
-        message = StepMessage(tuple(self._events), tuple(self._replies), self._ending)
+        message = StepMessage(tuple(self._events), tuple(self._replies), self._ending, cache_events)
         self._ending_told = self._ending
         self._events.clear()
         self._replies.clear()

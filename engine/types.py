@@ -401,6 +401,17 @@ CacheCall: TypeAlias = ExplainPrompt | ListLeases | ExtendLease | ReleaseLease
 CacheAnswer: TypeAlias = CacheReport | tuple[LeaseInfo, ...]
 
 
+class CacheEventInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What became cached or ceased to be, see `prefix_cache.events.CacheEvent`."""
+
+    kind: str
+    tenant: str
+    salt: str
+    pages: tuple[bytes, ...]
+    parent: bytes = b""
+    lease_id: str = ""
+
+
 class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
     """Pages by state; each page is in exactly one, so they sum to `total`."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prefix_cache.audit import AuditError, find_differences
+from prefix_cache.events import EventLog
 from prefix_cache.evicted import EvictedPrefixes, Eviction
 from prefix_cache.eviction import EvictionPolicy, Evictor, LeastRecentlyUsed
 from prefix_cache.explain import Explanation, explain
@@ -81,6 +82,8 @@ class PrefixCache:
         self._forest = RadixForest(num_pages, page_size)
         self._evicted = EvictedPrefixes(num_pages, page_size, clock)
         self._evictor = Evictor(self._pool, self._forest, self._policy, self._evicted)
+        self.events = EventLog(page_size)
+        self._evictor.on_cut.append(self.events.removed)
         self._leases = LeaseBook(self._pool, budget or LeaseBudget.of(num_pages))
         self._tier: DiskTier | None = None
         self._tables: set[PageTable] = set()
@@ -110,7 +113,7 @@ class PrefixCache:
     def attach(self, tier: DiskTier) -> None:
         """Keep what is evicted from now on in a second tier."""
         self._tier = tier
-        self._evictor.on_cut = tier.leave
+        self._evictor.on_cut.append(tier.leave)
 
     @property
     def num_disk_pages(self) -> int:
@@ -221,7 +224,9 @@ class PrefixCache:
         if table.copy_source is not None:
             self._end_copy(table)
         if end > start * page_size:
-            self._insert(table, _as_tokens(token_ids[start * page_size : end]), start)
+            tokens = _as_tokens(token_ids[:end])
+            fresh = self._insert(table, tokens[start * page_size :], start)
+            self.events.stored(table.namespace, tokens, fresh)
 
     def release(self, table: PageTable) -> None:
         """End the table: drop its references and the append ownership of its tail.
@@ -275,7 +280,10 @@ class PrefixCache:
         self.expire()
         found = self._forest.match(namespace, _as_tokens(token_ids))
         whole = found.pages[: found.num_tokens // self._page_size]
-        return self._leases.grant(namespace, whole, len(token_ids), ttl_s, now_s)
+        lease = self._leases.grant(namespace, whole, len(token_ids), ttl_s, now_s)
+        if lease is not None:
+            self.events.leased(lease, self.lease_tokens, ended=False)
+        return lease
 
     def leases(self, tenant: str) -> list[Lease]:
         """The tenant's leases that hold now, the first granted first."""
@@ -330,11 +338,11 @@ class PrefixCache:
 
     def flush(self) -> int:
         """Drop all cached pages, those on disk too; how many of the device. Leased ones stay."""
-        spill, self._evictor.on_cut = self._evictor.on_cut, None
+        told, self._evictor.on_cut = self._evictor.on_cut, [self.events.removed]
         num_pages = self._evictor.evict(self._pool.num_cached)
         if self._tier is not None:
             self._tier.clear()
-        self._evictor.on_cut = spill
+        self._evictor.on_cut = told
         self.evicted_by_flush += num_pages
         return num_pages
 
@@ -390,6 +398,7 @@ class PrefixCache:
         )
 
     def _end_lease(self, lease: Lease) -> None:
+        self.events.leased(lease, self.lease_tokens, ended=True)
         self._leases.end(lease)
         node = self._forest.node_of(int(lease.pages[-1]))
         if node is not None:
@@ -410,9 +419,11 @@ class PrefixCache:
         num_pages = drop_bad_subtrees(self._pool, self._forest, self._evictor, self._leases)
         if self._tier is not None:
             self._tier.clear()
+        self.events.resync()
         return Repair(tuple(differences), num_pages)
 
-    def _insert(self, table: PageTable, tokens: TokenIds, start: int) -> None:
+    def _insert(self, table: PageTable, tokens: TokenIds, start: int) -> int:
+        """Into the tree; the page index from which on the tree did not have them."""
         page_size, pool = self._page_size, self._pool
         after = int(table.page_ids[start - 1]) if start else None
         own = table.page_ids[start : start - (-len(tokens) // page_size)].copy()
@@ -433,6 +444,7 @@ class PrefixCache:
         pool.owned[full] = False
         if rest and len(done.listed):
             pool.seal(int(own[-1]), rest)
+        return start + num_canonical
 
     def _end_copy(self, table: PageTable) -> None:
         source = table.copy_source

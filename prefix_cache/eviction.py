@@ -126,7 +126,7 @@ class Evictor:
 
     Every such leaf must be offered when it comes to be one; after that using it costs nothing. A
     cached page is never above a referenced or pinned one, so all cached pages can be evicted.
-    `on_cut` is told of pages before they go: the forest, the leaf, and how many of it stay.
+    Each of `on_cut` is told of pages before they go: the forest, the leaf, and how many of it stay.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Evictor:
         self._evicted = evicted
         self._heaps: list[list[tuple[int, int, Node]]] = [[] for _ in range(policy.num_kinds)]
         self._num_offered = 0
-        self.on_cut: Callable[[RadixForest, Node, int], None] | None = None
+        self.on_cut: list[Callable[[RadixForest, Node, int], None]] = []
 
     def is_candidate(self, node: Node) -> bool:
         """Whether the node is a leaf whose last page nothing holds."""
@@ -214,8 +214,8 @@ class Evictor:
         held = self._pool.is_held(pages).nonzero()[0]
         count = len(pages) - (int(held[-1]) + 1 if len(held) else 0)
         self._evicted.note(self._forest, leaf, leaf.num_pages - count)
-        if self.on_cut is not None:
-            self.on_cut(self._forest, leaf, leaf.num_pages - count)
+        for tell in self.on_cut:
+            tell(self._forest, leaf, leaf.num_pages - count)
         parent = leaf.parent
         self._pool.delist(self._forest.cut(leaf, count))
         if leaf.num_pages:

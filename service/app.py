@@ -17,6 +17,7 @@ from service.access.credentials import CredentialMiddleware
 from service.access.origin import OriginMiddleware
 from service.admin import Flush, Health, Pool, Ready
 from service.cache_api import Explain, Leases, OneLease, Prewarm
+from service.cache_events import CacheEvents
 from service.catalog import Model, Models
 from service.chat import ChatCompletions
 from service.completions import Completions
@@ -87,6 +88,7 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
         Route("/v1/models/{model:path}", Model(card), methods=["GET"]),
         Route("/v1/cache/explain", Explain(services), methods=["POST"]),
         Route("/v1/cache/prewarm", Prewarm(services), methods=["POST"]),
+        Route("/v1/cache/events", CacheEvents(services), methods=["GET"]),
         Route("/v1/cache/leases", Leases(services), methods=["GET", "POST"]),
         Route("/v1/cache/leases/{id}", OneLease(services), methods=["POST", "DELETE"]),
         Route("/tokenize", Tokenize(services), methods=["POST"]),

@@ -9,6 +9,7 @@ from engine.scheduling.request import Request
 from engine.types import (
     CacheAnswer,
     CacheCall,
+    CacheEventInfo,
     CacheReport,
     EngineInfo,
     ExplainPrompt,
@@ -70,6 +71,20 @@ class CacheDesk:
             case ReleaseLease(tenant, lease_id):
                 lease = self.cache.release_lease(tenant, lease_id)
         return () if lease is None else (self._info(lease),)
+
+    def take_events(self) -> tuple[CacheEventInfo, ...]:
+        """What became cached or ceased to be since the last call, while it is watched."""
+        return tuple(
+            CacheEventInfo(
+                event.kind,
+                event.namespace.tenant if event.namespace else "",
+                event.namespace.salt if event.namespace else "",
+                event.pages,
+                event.parent,
+                event.lease_id,
+            )
+            for event in self.cache.events.take()
+        )
 
     def _keep(self, request: Request, asked: KeepPrefix) -> LeaseInfo:
         num_tokens = request.num_prompt_tokens

@@ -26,6 +26,7 @@ from engine.step_meter import StepMeter
 from engine.types import (
     CacheAnswer,
     CacheCall,
+    CacheEventInfo,
     EngineEvent,
     EngineInfo,
     EngineRequest,
@@ -234,6 +235,12 @@ class EngineCore:
 
     def ask_cache(self, call: CacheCall) -> CacheAnswer:
         return self._desk.ask(call)
+
+    def watch_cache(self, on: bool) -> None:
+        self._cache.events.watched = on
+
+    def take_cache_events(self) -> tuple[CacheEventInfo, ...]:
+        return self._desk.take_events()
 
     def save(self) -> None:
         if self._saved is not None:

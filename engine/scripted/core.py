@@ -12,6 +12,7 @@ from engine.scripted.script import ScriptFile, ScriptFor, ScriptStep, byte_token
 from engine.types import (
     CacheAnswer,
     CacheCall,
+    CacheEventInfo,
     CacheReport,
     Distribution,
     EngineEvent,
@@ -146,6 +147,12 @@ class ScriptedCore:
     def ask_cache(self, call: CacheCall) -> CacheAnswer:
         """Every prompt is cold, and nothing is leased."""
         return CacheReport(0, reason="cold") if isinstance(call, ExplainPrompt) else ()
+
+    def watch_cache(self, on: bool) -> None:
+        """Nothing is ever cached."""
+
+    def take_cache_events(self) -> tuple[CacheEventInfo, ...]:
+        return ()
 
     def save(self) -> None:
         """Nothing is ever cached."""

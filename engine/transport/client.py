@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
@@ -22,9 +22,11 @@ from engine.api import (
     RequestRefused,
 )
 from engine.limits import check_request
+from engine.transport.cache_watch import CacheWatchers
 from engine.transport.stream import Channel, EventStream
 from engine.types import (
     CacheCall,
+    CacheEventInfo,
     CacheReport,
     EngineInfo,
     EngineRequest,
@@ -60,6 +62,7 @@ from engine.wire.messages import (
     StartFailed,
     StatsReply,
     StepMessage,
+    WatchCache,
     decode_from_engine,
     encode,
 )
@@ -116,6 +119,7 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._sender = FrameSender(sock)
         self._writing = False
+        self._watchers = CacheWatchers(lambda on: self._send(WatchCache(on)))
         self._channels: dict[str, Channel] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._call_ids = itertools.count()
@@ -258,6 +262,10 @@ class EngineClient:
         assert isinstance(reply, LeasesReply)
         return reply.leases
 
+    def cache_events(self) -> AsyncGenerator[CacheEventInfo, None]:
+        """See `Engine.cache_events`."""
+        return self._watchers.listen()
+
     async def _ask_cache(self, call: CacheCall) -> Reply:
         return await self._ask(lambda call_id: AskCache(call_id, call))
 
@@ -357,8 +365,9 @@ class EngineClient:
 
     def _deliver(self, message: FromEngine) -> None:
         match message:
-            case StepMessage(events, replies, ending):
+            case StepMessage(events, replies, ending, cache_events):
                 self._ending = self._ending or ending
+                self._watchers.deliver(cache_events)
                 for event in events:
                     channel = self._channels.get(event.request_id)
                     if channel is None:
@@ -389,6 +398,7 @@ class EngineClient:
         self._socket.close()
         if not self._started.done():
             self._started.set_exception(EngineError(f"{reason} before it was ready"))
+        self._watchers.end()
         now_ns = time.monotonic_ns()
         channels = list(self._channels.values())
         self._channels.clear()

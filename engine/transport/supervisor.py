@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from engine.transport.client import EngineClient, LastWords
 from engine.transport.process import start_process_engine
 from engine.transport.stream import EventStream
 from engine.types import (
+    CacheEventInfo,
     CacheReport,
     EngineConfig,
     EngineInfo,
@@ -132,6 +133,9 @@ class EngineSupervisor:
 
     async def leases(self, call: ListLeases | ExtendLease | ReleaseLease) -> tuple[LeaseInfo, ...]:
         return await self._client.leases(call)
+
+    def cache_events(self) -> AsyncGenerator[CacheEventInfo, None]:
+        return self._client.cache_events()
 
     async def drain(self, grace_s: float) -> None:
         await self._stop()

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from engine.types import (
     CacheCall,
+    CacheEventInfo,
     CacheReport,
     EngineConfig,
     EngineEvent,
@@ -60,6 +61,12 @@ class AskCache(msgspec.Struct, frozen=True, array_like=True, tag="cache"):
 
     call_id: int
     call: CacheCall
+
+
+class WatchCache(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
+    """Tell the cache's events from now on, or no more."""
+
+    on: bool
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
@@ -134,9 +141,12 @@ class StepMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     events: tuple[EngineEvent, ...]
     replies: tuple[Reply, ...] = ()
     ending: bool = False
+    cache_events: tuple[CacheEventInfo, ...] = ()
 
 
-Command: TypeAlias = Add | Abort | Grant | AskStats | AskFlush | AskAudit | AskCache | Drain | Close
+Command: TypeAlias = (
+    Add | Abort | Grant | AskStats | AskFlush | AskAudit | AskCache | WatchCache | Drain | Close
+)
 FromEngine: TypeAlias = Ready | StartFailed | StepMessage
 
 encode = msgspec.msgpack.Encoder().encode

@@ -193,3 +193,32 @@ def test_what_no_longer_fits_comes_back_from_disk() -> None:
             assert before["choices"] == after["choices"]
         server.flush()
         assert explained(server, prompt=systems[0])["cached_tokens"] == 0
+
+
+def test_events_tell_what_is_stored_leased_and_removed(server: Server) -> None:
+    with server.http.stream("GET", "/v1/cache/events") as answer:
+        frames = answer.iter_lines()
+
+        def wait_for(kind: str) -> dict[str, Any]:
+            for line in frames:
+                if line.startswith("data: "):
+                    event: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                    if event["type"] == kind:
+                        return event
+            raise AssertionError("the stream ended")
+
+        assert wait_for("resync")["page_size"] == 16
+        with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as other:
+            body = {"prompt": "seventeen lamps burn in the hall " * 12, "ttl": 60}
+            lease = other.post("/v1/cache/leases", json=body).raise_for_status().json()
+            stored = wait_for("stored")
+            leased = wait_for("leased")
+            assert leased["lease"] == lease["id"]
+            assert len(leased["pages"]) == lease["tokens"] // 16
+            assert set(stored["pages"]) <= set(leased["pages"])
+            other.delete(f"/v1/cache/leases/{lease['id']}").raise_for_status()
+            assert wait_for("lease_ended")["lease"] == lease["id"]
+            other.post("/admin/cache/flush").raise_for_status()
+            gone: set[str] = set()
+            while not set(leased["pages"]) <= gone:
+                gone.update(wait_for("removed")["pages"])
