@@ -168,9 +168,17 @@ def test_a_step_larger_than_the_socket_is_sent_whole() -> None:
     assert finished(events).reason is FinishReason.ABORT
 
 
+class _Full(ScriptedCore):
+    """Has no room for anything."""
+
+    def step(self) -> list[EngineEvent]:
+        return []
+
+
 def test_drain_refuses_what_has_not_started() -> None:
     """After smg-project/smg#1172: queued requests are told to come again."""
-    steps = Conversation(core(), commands(Add(request("queued")), Drain())).hear()
+    full = _Full(lambda asked: text_script("abc", 3))
+    steps = Conversation(full, commands(Add(request("queued")), Drain())).hear()
     end = finished(of_request(steps, "queued"))
     assert end.reason is FinishReason.ERROR
     assert "may be repeated" in end.message
