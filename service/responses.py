@@ -118,6 +118,11 @@ class Responses:
             )
         return stored
 
+    def has_ended(self, tenant: str, response_id: str) -> bool:
+        """Whether this is a response of the tenant's that is remembered and runs no more."""
+        stored = self._store.get(tenant, response_id)
+        return stored is not None and not stored.running
+
     def previous(
         self, tenant: str, response_id: str | None, *, unkept: bool = False
     ) -> StoredResponse | None:

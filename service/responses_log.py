@@ -24,9 +24,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Who asked for the response cancelled it, or left: the end of it."""
+    """Who asked for the response cancelled it, or left: the end of it. `steered`: it goes on in
+    another response, with what its client has added."""
 
     usage: Usage | None = None
+    steered: bool = False
 
 
 Entry: TypeAlias = Event | Progress | Cancelled

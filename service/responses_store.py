@@ -216,7 +216,7 @@ class ResponsesStore:
             case Failed():
                 self._finish(response, "failed")
             case Cancelled():
-                self._finish(response, "cancelled")
+                self._finish(response, "incomplete" if entry.steered else "cancelled")
             case _:
                 pass
 

@@ -125,10 +125,19 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class Steer(msgspec.Struct, frozen=True):
-    """`response.steer`, as far as its refusal returns it."""
+    previous_response_id: Name
+    input: str | Annotated[list[Raw], Meta(max_length=MAX_ITEMS)]
+
+
+@dataclass(frozen=True, slots=True)
+class SteerRequest:
+    """`response.steer`: what a client adds to a running response. `input` is as it came; where it
+    cannot be used, `fault` says why."""
 
     previous_response_id: str
     input: str | list[Raw]
+    messages: tuple[Message, ...]
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +199,21 @@ def decode_envelope(data: bytes) -> Envelope:
     return wire.decode(data, Envelope)
 
 
-def decode_steer(data: bytes) -> Steer:
-    """Raises ApiError 400 with the path of the field."""
-    return wire.decode(data, Steer)
+def decode_steer(data: bytes) -> SteerRequest:
+    """Raises ApiError 400 with the path of the field where there is nothing to give back."""
+    body = wire.decode(data, Steer)
+    fault = ""
+    messages: tuple[Message, ...] = ()
+    try:
+        messages = _input(body.input)
+    except ApiError as error:
+        fault = error.message
+    else:
+        expected = 1 if isinstance(body.input, str) else len(body.input)
+        users = all(message.role == "user" for message in messages)
+        if not messages or not users or len(messages) != expected:
+            fault = "Only messages of the role 'user' steer a response, one at least."
+    return SteerRequest(body.previous_response_id, body.input, messages, fault)
 
 
 def decode_create(

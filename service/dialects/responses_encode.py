@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from service.conversation import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
-from service.dialects.responses_decode import ResponseCreate, Steer
+from service.dialects.responses_decode import ResponseCreate
 from service.dialects.responses_output import (
     MESSAGE,
     REASONING,
@@ -108,9 +108,7 @@ class ResponseEncoder:
                 return self._failed(event)
             case Cancelled():
                 self.finished = True
-                frames = self._close("incomplete")
-                end = self._response_frame("response.failed", "cancelled", usage=event.usage)
-                return [*frames, end]
+                return self._cancelled(event)
             case Progress():
                 return [self.progress()]
 
@@ -154,6 +152,16 @@ class ResponseEncoder:
         )
         return frames
 
+    def _cancelled(self, event: Cancelled) -> list[bytes]:
+        frames = self._close("incomplete")
+        if event.steered:
+            end = self._response_frame(
+                "response.incomplete", "incomplete", usage=event.usage, reason="steered"
+            )
+        else:
+            end = self._response_frame("response.failed", "cancelled", usage=event.usage)
+        return [*frames, end]
+
     def _open(self, item: OutputItem) -> list[bytes]:
         """Begin an item; the one before it has ended."""
         frames = self._interrupt("completed")
@@ -185,8 +193,9 @@ class ResponseEncoder:
         *,
         usage: Usage | None = None,
         error: Fields | None = None,
+        reason: str = "max_output_tokens",
     ) -> bytes:
-        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        incomplete = {"reason": reason} if status == "incomplete" else None
         state = {
             "status": status,
             "completed_at": int(self._clock()) if status == "completed" else None,
@@ -229,25 +238,6 @@ def ws_error(error: ApiError, stream_id: str | None = None) -> bytes:
     if stream_id is not None:
         frame["stream_id"] = stream_id
     return _json(frame)
-
-
-def steer_failed(steer: Steer) -> bytes:
-    """The refusal of `response.steer`, which returns the input that was not used."""
-    return _json(
-        {
-            "type": "response.steer.failed",
-            "sequence_number": 0,
-            "error": {
-                "type": "invalid_request_error",
-                "code": "steering_not_supported",
-                "message": "This server does not steer running responses.",
-            },
-            "steer": {
-                "previous_response_id": steer.previous_response_id,
-                "input": steer.input,
-            },
-        }
-    )
 
 
 def _usage(usage: Usage) -> Fields:

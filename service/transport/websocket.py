@@ -22,15 +22,18 @@ from service.dialects.responses_decode import (
     decode_steer,
     in_this_dialect,
 )
-from service.dialects.responses_encode import steer_failed, ws_error
+from service.dialects.responses_encode import ws_error
 from service.errors import RETRY_SOON, ApiError, invalid
-from service.responses import OUR_FAULT, Origin, Turn
+from service.events import Admitted
+from service.responses import OUR_FAULT, Origin
+from service.responses_log import Entry
 from service.services import Services
 from service.telemetry.sinks import finish_refused
 from service.transport.http import begin_record, decode_body
 from service.transport.intake import Hold
 from service.transport.lanes import LaneLimits, Lanes, check_stream_id
 from service.transport.outbox import Outbox, OutboxClosed
+from service.transport.steering import RunningTurn, Steer, Steering, prepended, successor
 
 GOING_AWAY = 1001
 SERVICE_RESTART = 1012
@@ -95,15 +98,6 @@ class _Arrival:
     hold: Hold
 
 
-@dataclass(slots=True, eq=False)
-class _Sending:
-    """A running response. `lock` keeps its frames in the order of their numbers."""
-
-    turn: Turn
-    lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
-    quiet: bool = False
-
-
 class _Connection:
     """One socket from its handshake to its end."""
 
@@ -116,7 +110,7 @@ class _Connection:
         self._outbox: Outbox[bytes] = Outbox(
             edge.outbox_frames, edge.outbox_bytes, services.outboxes
         )
-        self._turns: set[_Sending] = set()
+        self._steering = Steering(self._outbox.put)
         self._holds: set[Hold] = set()
         self._close_code = GOING_AWAY
         self._closing = False
@@ -127,6 +121,7 @@ class _Connection:
             await self._run()
         finally:
             self._outbox.discard()
+            self._steering.discard()
             for hold in self._holds:
                 hold.release()
 
@@ -137,8 +132,8 @@ class _Connection:
             tasks.start_soon(self._close_in_time, lanes)
             tasks.start_soon(self._keep_talking)
             await self._read(lanes)
-            for sending in self._turns:
-                sending.turn.record.disconnected_ns = time.monotonic_ns()
+            for running in self._steering.running:
+                running.turn.record.disconnected_ns = time.monotonic_ns()
             tasks.cancel_scope.cancel()
 
     async def _read(self, lanes: Lanes[_Arrival]) -> None:
@@ -168,7 +163,10 @@ class _Connection:
                 self._holds.add(hold)
                 waits = True
             elif envelope.type == "response.steer":
-                await self._outbox.put(steer_failed(decode_steer(data)))
+                steer = decode_steer(data)
+                tenant = self._websocket.scope["state"]["tenant"]
+                ended = self._services.responses.has_ended(tenant, steer.previous_response_id)
+                waits = await self._steering.receive(steer, hold, ended)
             elif envelope.type != "response.processed":
                 raise invalid("type", f"Unknown message type {envelope.type!r}.")
         except ApiError as error:
@@ -223,26 +221,61 @@ class _Connection:
         self, stream_id: str | None, request: CreateRequest, arrival: _Arrival
     ) -> None:
         """Raises ApiError for what is refused before `response.created` was sent."""
+        former = request.body.previous_response_id
+        steers = self._steering.waiting(former)
+        request = prepended(steers, request)
+        times = (arrival.time_ns, arrival.received_ns)
+        ended = await self._run_turn(stream_id, request, times, steers)
+        while await self._steering.settle(ended):
+            request = successor(ended, request)
+            try:
+                if self._closing:
+                    raise self._refusal()
+                now = time.monotonic_ns()
+                following = await self._run_turn(stream_id, request, (now, now), ended.steers)
+            except ApiError:
+                await self._steering.give_back(ended, "successor_creation_failed")
+                return
+            ended = following
+
+    async def _run_turn(
+        self,
+        stream_id: str | None,
+        request: CreateRequest,
+        times: tuple[int, int],
+        steers: list[Steer],
+    ) -> RunningTurn:
+        """One response that reads the input of `steers`, to its terminal frame. It arrived and was
+        received at `times`. Raises as `_respond` does."""
+        state = self._websocket.scope["state"]
         origin = Origin(
-            request_id=self._websocket.scope["state"]["request_id"],
-            tenant=self._websocket.scope["state"]["tenant"],
+            request_id=state["request_id"],
+            tenant=state["tenant"],
             headers=self._websocket.headers,
-            arrived_ns=arrival.time_ns,
-            received_ns=arrival.received_ns,
+            arrived_ns=times[0],
+            received_ns=times[1],
             streamed=True,
         )
         responses = self._services.responses
         async with responses.run(request, origin, on_socket=True, stream_id=stream_id) as turn:
-            sending = _Sending(turn)
-            self._turns.add(sending)
+            running = RunningTurn(turn, stream_id)
+            self._steering.running.add(running)
             try:
-                async for event in turn.events:
-                    async with sending.lock:
-                        sending.quiet = False
-                        for frame in turn.take(event):
-                            await self._outbox.put(frame)
+                while (event := await running.next()) is not None:
+                    if isinstance(event, Admitted):
+                        self._steering.commit(steers, request.body.previous_response_id)
+                    await self._tell(running, event)
+                if running.steered:
+                    await self._tell(running, await running.stop())
             finally:
-                self._turns.remove(sending)
+                self._steering.running.remove(running)
+        return running
+
+    async def _tell(self, running: RunningTurn, entry: Entry) -> None:
+        async with running.lock:
+            running.quiet = False
+            for frame in running.turn.take(entry):
+                await self._outbox.put(frame)
 
     def _record_refused(self, arrival: _Arrival, error: ApiError) -> None:
         record = begin_record(
@@ -285,13 +318,13 @@ class _Connection:
         """A sign of life for every response that was silent for a while."""
         while True:
             await anyio.sleep(self._limits.max_silence_s / 2)
-            for sending in list(self._turns):
-                turn = sending.turn
-                if sending.quiet and turn.encoder.started and not sending.lock.locked():
-                    async with sending.lock:
+            for running in list(self._steering.running):
+                turn = running.turn
+                if running.quiet and turn.encoder.started and not running.lock.locked():
+                    async with running.lock:
                         for frame in turn.progress():
                             await self._outbox.put(frame)
-                sending.quiet = True
+                running.quiet = True
 
 
 async def _deny(websocket: WebSocket, error: ApiError) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from engine.types import FinishReason
-from service.dialects.responses_decode import ResponseCreate, Steer
-from service.dialects.responses_encode import ResponseEncoder, steer_failed, ws_error
+from service.dialects.responses_decode import ResponseCreate
+from service.dialects.responses_encode import ResponseEncoder, ws_error
 from service.errors import RETRY_SOON, ApiError, invalid
 from service.events import (
     Admitted,
@@ -194,13 +194,6 @@ def test_errors_are_nested_and_overload_says_when_to_retry() -> None:
     assert (frame["status"], frame["error"]["type"]) == (503, "server_error")
     assert frame["error"]["code"] == "server_is_overloaded"
     assert frame["headers"] == frame["error"]["headers"] == RETRY_SOON
-
-
-def test_a_refused_steer_returns_its_input() -> None:
-    frame = json.loads(steer_failed(Steer("resp_9", "hurry")))
-    assert frame["type"] == "response.steer.failed"
-    assert frame["error"]["code"] == "steering_not_supported"
-    assert frame["steer"] == {"previous_response_id": "resp_9", "input": "hurry"}
 
 
 CALL = (ToolCallStarted(0, "call_1", "w"), ToolCallDelta(0, '{"city":'), ToolCallDelta(0, '"ö"}'))
