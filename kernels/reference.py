@@ -68,10 +68,15 @@ class ReferenceBackend:
 
     name = "reference"
     numeric_mode = "reference-f32"
+    kv_dtype = KVDType.F16
 
     def __init__(self, threads: int = 0) -> None:
         if threads:
             torch.set_num_threads(threads)
+
+    def free_device_bytes(self) -> int | None:
+        """Pages lie in the machine's memory."""
+        return None
 
     def load(self, spec: DecoderSpec, weights: DecoderWeights) -> ReferenceModel:
         """Dequantise everything once. Raises ContractError naming a weight that does not fit."""

@@ -10,18 +10,27 @@ SMALLEST_REQUEST = 512
 """A pool must hold one request of this many tokens, or of the context where that is less."""
 
 _SHARE_OF_AVAILABLE = 0.25
+_SHARE_OF_DEVICE = 0.8
+"""The rest is for activations and the matrix library's own."""
 _FULL_CONTEXTS = 16
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def count_pages(layout: KVLayout, max_context: int, kv_memory_bytes: int) -> int:
+def count_pages(
+    layout: KVLayout,
+    max_context: int,
+    kv_memory_bytes: int,
+    free_device_bytes: int | None = None,
+) -> int:
     """Pages that `kv_memory_bytes` hold; 0 chooses: a quarter of the available memory, at most
-    what 16 requests of the whole context need.
+    what 16 requests of the whole context need, or four fifths of what a device has left.
 
-    Raises EngineError where that is more than the machine has, or less than one small request.
+    Raises EngineError where that is more than there is, or less than one small request.
     """
-    available = available_memory_bytes()
-    chosen = kv_memory_bytes or int(available * _SHARE_OF_AVAILABLE)
+    on_device = free_device_bytes is not None
+    available = available_memory_bytes() if free_device_bytes is None else free_device_bytes
+    share = _SHARE_OF_DEVICE if on_device else _SHARE_OF_AVAILABLE
+    chosen = kv_memory_bytes or int(available * share)
     if chosen > available:
         raise EngineError(
             f"--kv-memory asks for {_size(chosen)}, but {_size(available)} of memory are "
@@ -36,7 +45,7 @@ def count_pages(layout: KVLayout, max_context: int, kv_memory_bytes: int) -> int
             f"of {tokens} tokens needs {_size(least * layout.page_bytes)}: give --kv-memory at "
             f"least that"
         )
-    if kv_memory_bytes:
+    if kv_memory_bytes or on_device:
         return num_pages
     return min(num_pages, _FULL_CONTEXTS * -(-max_context // layout.page_size))
 

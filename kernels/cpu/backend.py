@@ -74,6 +74,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    kv_dtype = KVDType.F16
 
     def __init__(
         self, threads: int = 0, exact: bool = False, *, avx512: bool | None = None
@@ -97,6 +98,10 @@ class CpuBackend:
     @property
     def numeric_mode(self) -> str:
         return f"cpu-{self._isa}-{'exact' if self._exact else 'w4a8'}"
+
+    def free_device_bytes(self) -> int | None:
+        """Pages lie in the machine's memory."""
+        return None
 
     def load(self, spec: DecoderSpec, weights: DecoderWeights) -> CpuModel:
         """Repack the weights. See contract.Backend.load."""

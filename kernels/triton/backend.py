@@ -11,6 +11,7 @@ from kernels.contract import (
     DecoderWeights,
     ForwardBatch,
     Int32Array,
+    KVDType,
     KVLayout,
     StepLogits,
     check_batch,
@@ -56,6 +57,18 @@ class TritonBackend:
         dtype = "f32" if self._dtype is torch.float32 else "bf16"
         where = "interpreted" if interpreted() else f"sm{self._capability}"
         return f"triton-{where}-{dtype}" + ("" if self._cascade else "-invariant")
+
+    @property
+    def kv_dtype(self) -> KVDType:
+        """That of the activations."""
+        return KVDType.F32 if self._dtype is torch.float32 else KVDType.BF16
+
+    def free_device_bytes(self) -> int | None:
+        """What the GPU has left beside weights; None in the interpreter."""
+        if interpreted():
+            return None
+        free, _ = torch.cuda.mem_get_info()
+        return int(free)
 
     def load(self, spec: DecoderSpec, weights: DecoderWeights) -> TritonModel:
         """Dequantise and upload. Raises ContractError naming a weight that does not fit."""
@@ -127,7 +140,7 @@ class TritonBackend:
             branch = _linear(attended.flatten(1), weights.o, weights.o_bias)
             normed = self._normed(residual, branch, weights.mlp_norm, spec)
             gate_up = _linear(normed, weights.gate_up)
-            gated = torch.empty_like(gate_up[:, : spec.intermediate_size]).contiguous()
+            gated = gate_up.new_empty((len(gate_up), spec.intermediate_size))
             silu_mul(gate_up, gated)
             branch = _linear(gated, weights.down)
         (rows,) = upload([batch.logit_rows], self._device)

@@ -26,6 +26,13 @@ def test_the_default_is_a_quarter_of_what_is_available(monkeypatch: pytest.Monke
     assert count_pages(LAYOUT, 1_000_000, 0) == 1000
 
 
+def test_pages_of_a_device_take_most_of_what_it_has_left() -> None:
+    assert count_pages(LAYOUT, 100, 0, 4000 * PAGE_BYTES) == 3200
+    assert count_pages(LAYOUT, 100, 7 * PAGE_BYTES, 4000 * PAGE_BYTES) == 7
+    with pytest.raises(EngineError, match="--kv-memory asks for"):
+        count_pages(LAYOUT, 100, 4001 * PAGE_BYTES, 4000 * PAGE_BYTES)
+
+
 def test_less_than_one_small_request_is_refused() -> None:
     assert count_pages(LAYOUT, 8192, 32 * PAGE_BYTES) == 32
     with pytest.raises(EngineError, match=r"hold 496 tokens; one request of 512 tokens needs"):

@@ -20,7 +20,7 @@ from engine.types import (
     TokenDelta,
     pack_tokens,
 )
-from kernels.contract import ForwardBatch, KVLayout, StepLogits
+from kernels.contract import ForwardBatch, KVDType, KVLayout, StepLogits
 from kernels.registry import Selection
 from tests.engine.tiny import EOS, MODEL, PAGE, SPEC, VOCABULARY
 
@@ -73,12 +73,16 @@ class SimulatedBackend:
 
     name = "simulated"
     numeric_mode = "simulated"
+    kv_dtype = KVDType.F16
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.now_ns = 1_000_000_000
         self.batches: list[ForwardBatch] = []
         self._rng = random.Random(5)
+
+    def free_device_bytes(self) -> int | None:
+        return None
 
     def load(self, spec: Any, weights: Any) -> _Loaded:
         return _Loaded(spec)
