@@ -92,14 +92,14 @@ def attention_rows(device: torch.device, capability: int, sizes: Sizes) -> Itera
         case = AttentionCase(("decode", 0), 8, page_size, 128, (_BF16, stored), 0.0, 0)
         operands = build(case, lens, 0, device, num_kv_heads=8)
         name = f"decode {sizes.batch} x {sizes.context}, 64:8 heads, page {page_size}, {stored}"
-        num_bytes, _ = _costs(operands, lens)
+        num_bytes, _ = attention_costs(operands, lens)
         yield Row(name, _timed(operands, capability), num_bytes=num_bytes, target=0.85)
         if page_size == 64:
             yield from _torch_rows(operands, "decode", num_bytes=num_bytes)
     lens = [(sizes.prompt, sizes.prompt)]
     case = AttentionCase(("mixed", 0), 4, 16, 128, (_BF16, KVDType.BF16), 0.0, 0)
     operands = build(case, lens, 0, device, num_kv_heads=8)
-    _, flops = _costs(operands, lens)
+    _, flops = attention_costs(operands, lens)
     name = f"prefill {sizes.prompt}, 32:8 heads, page 16, bf16"
     yield Row(name, _timed(operands, capability), flops=flops, target=0.6)
     yield from _torch_rows(operands, "prefill", flops=flops)
@@ -166,7 +166,7 @@ def _timed(operands: Operands, capability: int, *, cascade: bool = True) -> floa
     return seconds(lambda: attention.run(q, pages, out))
 
 
-def _costs(operands: Operands, lens: Lengths) -> tuple[float, float]:
+def attention_costs(operands: Operands, lens: Lengths) -> tuple[float, float]:
     """Bytes and operations of one layer's attention, as `kernels.roofline` counts them."""
     heads, layout = operands.heads, operands.pool.layout
     spec = DecoderSpec(
