@@ -27,6 +27,9 @@ def engine_samples(stats: EngineStats, info: EngineInfo, model: str, up: bool) -
         yield Sample(m.PAGES, (state,), getattr(pool, state) if up else 0)
     for reason, num_pages in stats.evicted_pages.items():
         yield Sample(m.EVICTED, (reason,), num_pages)
+    yield Sample(m.DISK_PAGES, (), stats.num_disk_pages if up else 0)
+    yield Sample(m.AUDIT_DIFFERENCES, (), stats.num_audit_differences)
+    yield Sample(m.QUARANTINED, (), stats.num_quarantined_pages)
     computed = stats.num_queried_tokens - stats.num_cached_tokens
     for metric, number in (
         (m.PROMPT_TOKENS, stats.num_prompt_tokens),

@@ -194,6 +194,13 @@ PAGES = Metric("headwater.pages", _G, "KV pages by state; each is in one", ("sta
 EVICTED = Metric(
     "headwater.cache.evicted_pages", _C, "Cached pages dropped, by reason", ("reason",), "{page}"
 )
+DISK_PAGES = Metric("headwater.cache.disk_pages", _G, "Evicted pages kept on disk", (), "{page}")
+AUDIT_DIFFERENCES = Metric(
+    "headwater.cache.audit_differences", _C, "What idle audits found wrong", (), "{difference}"
+)
+QUARANTINED = Metric(
+    "headwater.cache.quarantined_pages", _C, "Pages dropped by idle audits", (), "{page}"
+)
 PAUSED = Metric(
     "headwater.requests.paused", _G, "Running requests whose reader is slow", (), "{request}"
 )

@@ -2,12 +2,15 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
+from prefix_cache import snapshot
 from prefix_cache.cache import PrefixCache
 from prefix_cache.eviction import ExpectedReuse
 from prefix_cache.key import Namespace
+from prefix_cache.snapshot import Identity
 from prefix_cache.tiers import DiskTier
 from tests.prefix_cache.oracle import as_array, common_length, namespace
 
@@ -153,3 +156,29 @@ def test_long_walks(num_pages: int, num_slots: int) -> None:
                 machine.cache.lease(name, as_array(tokens), 1e-9)
         assert machine.tier.num_restored > 0
     assert num_found
+
+
+def test_walks_with_restarts(tmp_path: Path) -> None:
+    """Prompts, evictions to disk and back, leases, and now and then a new server that takes over
+    what the last one wrote: what is found is always right."""
+    identity = Identity("m", "exact", "f16", P, PAGE_BYTES)
+    num_found = num_restored = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        machine = Machine(12, 20)
+        for _ in range(200):
+            tokens = [t for _ in range(rng.randint(1, 6)) for t in [rng.randint(0, 1)] * P]
+            num_found += machine.keep(A if rng.random() < 0.8 else B, [*tokens, 7])
+            if rng.random() < 0.1:
+                machine.cache.lease(A, as_array(tokens), 60)
+            if rng.random() < 0.05:
+                snapshot.save(tmp_path, identity, machine.cache, machine.export_page)
+                after = Machine(rng.choice((8, 12, 20)), 20)
+                after.published = machine.published
+                restored = snapshot.load(tmp_path, identity, after.cache, after.import_page)
+                assert restored.refused == ""
+                num_restored += restored.num_pages
+                machine = after
+                machine.cache.audit()
+    assert num_found > 0
+    assert num_restored > 0
