@@ -82,7 +82,8 @@ class Leases:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST":
             lease, _ = await _warm(scope, receive, self._services, DEFAULT_TTL_S)
-            assert lease is not None  # it was asked for
+            if lease is None:
+                raise ApiError(501, "This engine keeps no cache.", code="no_cache")
             await send_json(send, _lease(lease))
             return
         leases = await _ask(self._services, ListLeases(scope["state"]["tenant"]))
