@@ -33,6 +33,13 @@ def conversation(system: str, *turns: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": system}, *said]
 
 
+def end_all_leases(server: Server) -> None:
+    """Of the server's other tests: turns on WebSockets leave leases of minutes."""
+    for lease in server.http.get("/v1/cache/leases").json()["data"]:
+        server.http.delete(f"/v1/cache/leases/{lease['id']}").raise_for_status()
+    assert server.pool()["pinned"] == 0
+
+
 def explained(server: Server, **body: Any) -> dict[str, Any]:
     cache: dict[str, Any] = post(server, "explain", **body)["cache"]
     return cache
@@ -109,6 +116,7 @@ def test_what_is_warmed_is_found(server: Server) -> None:
 
 
 def test_a_lease_holds_against_a_flush_until_it_is_ended(server: Server) -> None:
+    end_all_leases(server)
     messages = conversation(system_prompt("vault door", 10), "Shut?")
     lease = post(server, "leases", messages=messages, ttl="10m")
     assert lease["tokens"] == lease["tokens_asked"] // 16 * 16
@@ -126,6 +134,7 @@ def test_a_lease_holds_against_a_flush_until_it_is_ended(server: Server) -> None
 
 
 def test_a_lease_ends_by_itself(server: Server) -> None:
+    end_all_leases(server)
     post(server, "leases", prompt="one two three four five six " * 10, ttl=0.5)
     assert server.pool()["pinned"] > 0
     deadline_s = time.monotonic() + 20
@@ -134,6 +143,7 @@ def test_a_lease_ends_by_itself(server: Server) -> None:
 
 
 def test_dialects_lease_what_they_ask_to_keep(server: Server) -> None:
+    end_all_leases(server)
     system = system_prompt("cellar", 10)
     block = {"type": "text", "text": system, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     body = {"model": "default", "max_tokens": 4, "system": [block]}
