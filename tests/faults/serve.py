@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-import service.__main__ as command
+import service.command as command
 from engine.api import Engine
 from engine.text import Encoder, TextAssets, load_text
 from engine.transport import start_supervised_engine
+from service.__main__ import main
 from service.app import App, create_app
 from service.services import Services
 from service.transport.http import send_json
@@ -102,4 +103,4 @@ if __name__ == "__main__":
     command.start_supervised_engine = partial(  # type: ignore[attr-defined]
         start_supervised_engine, module="tests.faults.engine"
     )
-    raise SystemExit(command.main())
+    raise SystemExit(main())

@@ -14,7 +14,7 @@ import pytest
 from engine.scripted import text_script
 from engine.text import load_text
 from engine.text.default_model import find_default_model
-from service.__main__ import SWITCH_INTERVAL_S
+from service.command import SWITCH_INTERVAL_S
 from tests.service.conftest import INFO, MODEL, LiveServer, run_server
 from tests.service.raw import connected, masked_frame, open_websocket
 

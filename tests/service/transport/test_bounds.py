@@ -1,12 +1,13 @@
 """What one client, or all of them together, may make the server hold, and for how long."""
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from socket import SHUT_RDWR, socket
 
 import pytest
 
 from engine.scripted import Script, text_script
+from service.transport.frames import MAX_SMALL_FRAMES
 from tests.service.calls import CHAT, ask, body, content
 from tests.service.conftest import MODEL, LiveServer, quick, run_server
 from tests.service.raw import (
@@ -241,3 +242,18 @@ def test_a_message_that_stops_is_not_waited_for() -> None:
         open_websocket(sock)
         sock.sendall(masked_frame(b"{}", fin=False))
         assert close_code_of(read_to_end(sock)) == 1008
+
+
+@pytest.mark.parametrize(("opcode", "payload"), [(0, b""), (0, b"a"), (10, b""), (9, b"p")])
+def test_a_flood_of_small_frames_ends_its_connection(opcode: int, payload: bytes) -> None:
+    """A megabyte of them would keep the event loop for seconds."""
+    first = masked_frame(b"{", fin=False) if opcode == 0 else b""
+    flood = masked_frame(payload, opcode=opcode, fin=opcode != 0) * (4 * MAX_SMALL_FRAMES)
+    with run_server(text_script("x")) as server, connected(server) as sock:
+        open_websocket(sock)
+        with suppress(ConnectionError):
+            sock.sendall(first + flood)
+        with suppress(ConnectionError):
+            assert b"too many small frames" in read_to_end(sock)
+        assert content(ask(server)) == "x"
+        server.wait_for_idle()
