@@ -34,10 +34,12 @@ class EngineError(Exception):
 
 
 class EngineOverloaded(EngineError):
-    """The waiting queue is full."""
+    """The request would wait for too long; after `retry_after_s` it would not, if nobody else
+    came meanwhile."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message, retryable=True)
+        self.retry_after_s = retry_after_s
 
 
 class EngineDead(EngineError):

@@ -9,6 +9,7 @@ from engine.types import (
     CacheEventInfo,
     EngineEvent,
     EngineInfo,
+    EngineLoad,
     EngineRequest,
     EngineStats,
     PoolStats,
@@ -42,6 +43,10 @@ class Core(Protocol):
     def step(self) -> Sequence[EngineEvent]:
         """Plan and run one step; the events of it, in order. A fault inside fails the requests
         of the step with Finished(ERROR), never the loop."""
+
+    @property
+    def load(self) -> EngineLoad:
+        """What a request that comes now has to reckon with."""
 
     def stats(self) -> EngineStats: ...
 

@@ -109,7 +109,7 @@ class StepLoop:
         """Runs until closed, drained, or the edge is gone; closes core and socket. What escapes
         from the core is raised after every open request was told of it."""
         try:
-            self._sender.push(encode(Ready(self._core.info)))
+            self._sender.push(encode(Ready(self._core.info, self._core.load)))
             while self._receive():
                 self._step()
                 if self._refusing:
@@ -290,7 +290,9 @@ class StepLoop:
         told = self._events or self._replies or cache_events
         if not told and self._ending == self._ending_told:
             return
-        message = StepMessage(tuple(self._events), tuple(self._replies), self._ending, cache_events)
+        message = StepMessage(
+            tuple(self._events), tuple(self._replies), self._ending, cache_events, self._core.load
+        )
         self._ending_told = self._ending
         self._events.clear()
         self._replies.clear()

@@ -64,7 +64,9 @@ def build_core(config: EngineConfig) -> Core:
     config = msgspec.structs.replace(config, threads=threads)
     try:
         peaks = machine_peaks(selection.backend, default_cache_dir())
-        return assemble_core(config, model, rules, selection, grammars, peaks)
+        core = assemble_core(config, model, rules, selection, grammars, peaks)
+        core.warm_up()
+        return core
     except BaseException:
         selection.backend.close()
         raise

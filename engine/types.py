@@ -422,6 +422,41 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
     pinned: int
 
 
+class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What a request that comes now has to reckon with; a rate of 0 is not known yet.
+
+    Prompts are computed at `prefill_tokens_per_s` while more of them wait than a step takes, and
+    `computed_share` of their tokens have to be: the rest is cached. `prefill_tokens` are left of
+    prompts that run. `free_places` more requests may run; `place_waits_s` tells when each of the
+    running ones is expected to end, in rising order, and `life_s` how long one more would run.
+    """
+
+    prefill_tokens_per_s: float = 0.0
+    computed_share: float = 1.0
+    prefill_tokens: int = 0
+    free_places: int = 1
+    place_waits_s: tuple[float, ...] = ()
+    life_s: float = 0.0
+
+
+class SchedulingStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How the promises are kept. `itl_target_ms`, `ttft_target_ms`: 0 for none; `itl_p50_ms` and
+    `itl_p95_ms`: of the last steps of running streams; `chunk_p50_tokens`: of the last chunks of
+    prompts. `step_error`: the usual difference of a step's time from what was predicted, relative.
+    `oldest_waiting_ms`: how long the first of those that wait has been there; `waiting_tokens`:
+    of all their prompts."""
+
+    itl_target_ms: float = 0.0
+    ttft_target_ms: float = 0.0
+    itl_p50_ms: float = 0.0
+    itl_p95_ms: float = 0.0
+    chunk_p50_tokens: int = 0
+    step_error: float = 0.0
+    oldest_waiting_ms: float = 0.0
+    waiting_tokens: int = 0
+    load: EngineLoad = EngineLoad()
+
+
 class Distribution(msgspec.Struct, frozen=True, array_like=True):
     """A histogram of integers: `counts[i]` samples are at most `bounds[i]` and above the bound
     before it, the last count is of those above all bounds. `total` is the sum of the samples."""
@@ -463,3 +498,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_audits: int = 0
     num_audit_differences: int = 0
     num_quarantined_pages: int = 0
+    scheduling: SchedulingStats = SchedulingStats()

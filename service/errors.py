@@ -1,5 +1,6 @@
 """`ApiError`: what is refused, once, for every dialect; each dialect gives it its own shape."""
 
+import math
 from collections.abc import Mapping
 
 from engine.api import EngineError, EngineOverloaded, RequestRefused
@@ -7,6 +8,12 @@ from engine.types import FinishReason
 from service.events import Failed
 
 RETRY_SOON = {"retry-after": "1", "retry-after-ms": "1000"}
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """Both headers that say when to come back; the SDKs obey the one in milliseconds first."""
+    ms = max(1, math.ceil(seconds * 1e3))
+    return {"retry-after": str(math.ceil(ms / 1e3)), "retry-after-ms": str(ms)}
 
 
 class ApiError(Exception):
@@ -51,11 +58,11 @@ def from_engine(error: EngineError) -> ApiError:
         return invalid(error.field.removeprefix("sampling."), str(error))
     if isinstance(error, EngineOverloaded):
         return ApiError(
-            429,
-            str(error),
-            type="rate_limit_error",
-            code="rate_limit_exceeded",
-            headers=RETRY_SOON,
+            503,
+            f"The server is overloaded: {error}.",
+            type="server_error",
+            code="server_is_overloaded",
+            headers=retry_after(error.retry_after_s),
         )
     if error.retryable:
         return ApiError(

@@ -252,6 +252,7 @@ class Generator:
             tenant=record.tenant,
             salt=options.salt,
             priority=options.priority,
+            weight=self._limiter.weight(record.tenant),
             deadline_ns=record.start_ns + timeout_ns if timeout_ns else 0,
             shown_token_ids=self._readers.shown_ids(request),
             grammar=grammar,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any
 
+import numpy as np
+
 from engine.api import EngineError, RequestRefused
 from engine.execution.forward_batch import SequenceChunk
 from engine.execution.grammar import GrammarCompiler
@@ -21,7 +23,7 @@ from engine.scheduling.output import Outcome, OutputRules
 from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step_plan import ScheduledChunk
+from engine.scheduling.step_plan import ScheduledChunk, StepPlan
 from engine.step_meter import StepMeter
 from engine.types import (
     CacheAnswer,
@@ -29,6 +31,7 @@ from engine.types import (
     CacheEventInfo,
     EngineEvent,
     EngineInfo,
+    EngineLoad,
     EngineRequest,
     EngineStats,
     Finished,
@@ -43,6 +46,8 @@ from engine.types import (
 )
 from kernels.contract import Int32Array, StepLogits
 from prefix_cache.cache import AuditError, PoolCounts, PrefixCache
+
+_WARM_UP_NS = 300_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +192,7 @@ class EngineCore:
         if plan.hopeless:
             events += self._fail(plan.hopeless, "the page pool has no room for the request")
         if plan.chunks:
-            events += self._run(plan.chunks, now_ns)
+            events += self._run(plan, now_ns)
         if not self.has_work:
             self._meter.rest()
         return events
@@ -222,7 +227,31 @@ class EngineCore:
             num_audits=self._idle_audit.num_audits,
             num_audit_differences=self._idle_audit.num_differences,
             num_quarantined_pages=self._idle_audit.num_quarantined_pages,
+            scheduling=self._scheduler.stats(self._clock_ns()),
         )
+
+    @property
+    def load(self) -> EngineLoad:
+        return self._scheduler.load
+
+    def warm_up(self) -> None:
+        """Compute made-up prompts in free pages, before anything is added: what steps cost is
+        known then, and the first request finds all in its place. Takes about a quarter second.
+        """
+        pages = list(range(self._info.num_pages))
+        most = min(self._info.max_context, len(pages) * self._info.page_size, 129) - 1
+        tokens = np.zeros(most + 1, dtype=np.int32)
+        begun_ns = self._clock_ns()
+        spans = [(0, most // 2), (most // 2, most), (most, most + 1)]
+        for start, end in [(0, 1), *spans, *spans, *spans]:
+            chunk = SequenceChunk(tokens, start, end, start, pages, range(end - 1, end))
+            before_ns = self._clock_ns()
+            self._runner.run([chunk], [], 1)
+            now_ns = self._clock_ns()
+            if start or end > 1:
+                self._scheduler.learn_span(start, end, (now_ns - before_ns) / 1e6)
+            if now_ns - begun_ns > _WARM_UP_NS:
+                return
 
     def flush(self) -> int:
         return self._cache.flush()
@@ -274,8 +303,9 @@ class EngineCore:
             self._desk.report(request),
         )
 
-    def _run(self, chunks: Sequence[ScheduledChunk], begun_ns: int) -> list[EngineEvent]:
+    def _run(self, plan: StepPlan, begun_ns: int) -> list[EngineEvent]:
         """Compute the chunks and turn what comes out into events."""
+        chunks = plan.chunks
         sampled = [chunk for chunk in chunks if chunk.wants_logits]
         rows = [chunk.request.sampling for chunk in sampled]
         scores = any(chunk.scored for chunk in chunks)
@@ -297,7 +327,7 @@ class EngineCore:
         self._totals.steps += 1
         now_ns = self._clock_ns()
         step = self._meter.note(chunks, begun_ns, now_ns, self._runner.kernel_ns)
-        self._scheduler.learn(chunks, step.wall_ns / 1e6)
+        self._scheduler.learn(plan, step.wall_ns / 1e6)
         events: list[EngineEvent] = []
         chosen = iter(tokens)
         for chunk in chunks:

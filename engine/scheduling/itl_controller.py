@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.scheduling.request import Request
 from engine.scheduling.step_plan import ScheduledChunk
-from engine.scheduling.step_time import StepTimeModel, StepWork
+from engine.scheduling.step_time import StepTimeModel, StepWork, num_pairs
 
 LONE_STEP_MS: Final = 250.0
 """Predicted length of a step that no stream waits for."""
@@ -115,15 +115,14 @@ class ItlController:
             whole_ms = self.target_ms / self._margin
         return Room(tokens, max(whole_ms - streams_ms, PREFILL_FLOOR * streams_ms), self.model)
 
-    def has_stream_room(self, num_streams: int, running: Sequence[Request]) -> bool:
-        """Whether one more stream than `num_streams`, as long as those that run are on the
-        average, leaves all within the target and prompts their floor."""
-        if not self.target_ms or not num_streams or not running:
-            return True
-        keys = sum(request.num_tokens for request in running) // len(running)
-        count = num_streams + 1
-        work = StepWork(count, count, keys * count)
-        return self.model.predict(work) * (1 + PREFILL_FLOOR) <= self.target_ms
+    def most_streams(self, num_keys: int) -> int:
+        """How many streams of so many tokens each leave all within the target and prompts their
+        floor; at least one."""
+        if not self.target_ms:
+            return 1 << 20
+        fixed_ms = self.model.predict(StepWork())
+        stream_ms = self.model.predict(StepWork(1, 1, num_keys)) - fixed_ms
+        return max(1, int((self.target_ms / (1 + PREFILL_FLOOR) - fixed_ms) / stream_ms))
 
     def learn(self, chunks: Sequence[ScheduledChunk], took_ms: float) -> None:
         """A step computed these chunks, `took_ms` after the last one's tokens."""
@@ -139,6 +138,12 @@ class ItlController:
             low, high = _MARGIN_RANGE
             move = _MARGIN_STEP * (_WITHIN if late else _WITHIN - 1)
             self._margin = min(max(self._margin * math.exp(move), low), high)
+
+    def learn_span(self, start: int, end: int, took_ms: float) -> None:
+        """A step of tokens [start, end) of one sequence took so long."""
+        length = end - start
+        pairs = num_pairs(start, length) if length > 1 else 0
+        self.model.learn(StepWork(1, length, end if length == 1 else 0, pairs), took_ms)
 
     def itl_ms(self, quantile: float) -> float:
         """A quantile of the last steps of running streams; 0 without any."""

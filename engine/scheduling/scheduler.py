@@ -1,18 +1,20 @@
 """One rule: in every step, the computed tokens of each request catch up with its known ones."""
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic_ns
 
 from engine.scheduling.admission import Admission
 from engine.scheduling.fairness import OUTPUT_WEIGHT
 from engine.scheduling.itl_controller import ItlController
+from engine.scheduling.load_meter import LoadMeter
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefill_lanes import share
 from engine.scheduling.ranking import Ranking
 from engine.scheduling.request import Request, RequestStatus
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
 from engine.scheduling.waiting_queue import WaitingQueue
+from engine.types import EngineLoad, SchedulingStats
 from prefix_cache.cache import PageCopy, PrefixCache
 from prefix_cache.in_flight import InFlight
 
@@ -46,6 +48,7 @@ class Scheduler:
         self._admission = Admission(
             cache, self._in_flight, self._preemption, self._ranking, page_size
         )
+        self._meter = LoadMeter(controller, max_running)
         self._page_size = page_size
         self._max_running = max_running
         self._clock_ns = clock_ns
@@ -95,11 +98,13 @@ class Scheduler:
             lambda: self._preempt_paused(now_ns),
         )
         prefills = [r for r in prefills if r.table is not None]
-        shares = share(self._ranking.claims(prefills), room, by_size=self._ranking.by_size)
+        claims = self._ranking.claims(prefills)
+        shares = share(claims, room, by_size=self._ranking.by_size)
         wanted = [(r, 1) for r in decodes] + list(zip(prefills, shares, strict=True))
         if prefills:
             wanted.sort(key=lambda entry: entry[0].order)
         plan = StepPlan()
+        plan.is_full = any(n < claim.want for n, claim in zip(shares, claims, strict=True))
         num_before = self.num_preemptions
         for request, num_tokens in wanted:
             self._schedule(request, num_tokens, plan, now_ns)
@@ -125,9 +130,37 @@ class Scheduler:
             served *= OUTPUT_WEIGHT
         self._ranking.fairness.charge(request.tenant, served, request.weight)
 
-    def learn(self, chunks: Sequence[ScheduledChunk], took_ms: float) -> None:
-        """The step of these chunks, not completed yet, took so long after the last one."""
-        self._controller.learn(chunks, took_ms)
+    def learn(self, plan: StepPlan, took_ms: float) -> None:
+        """The step of this plan, not completed yet, took so long after the last one."""
+        self._controller.learn(plan.chunks, took_ms)
+        prefill = [c.end - c.start for c in plan.chunks if c.start < c.request.prefill_end]
+        streams = len(plan.chunks) > len(prefill)
+        self._meter.note_step(sum(prefill), took_ms / 1e3, full=plan.is_full, streams=streams)
+
+    def learn_span(self, start: int, end: int, took_ms: float) -> None:
+        """A step of tokens [start, end) of one sequence, outside any plan, took so long."""
+        self._controller.learn_span(start, end, took_ms)
+
+    @property
+    def load(self) -> EngineLoad:
+        """What a request that comes now has to reckon with."""
+        return self._meter.load(self.running)
+
+    def stats(self, now_ns: int) -> SchedulingStats:
+        """How the promises are kept."""
+        controller = self._controller
+        oldest_ns = min((request.arrival_ns for request in self.waiting), default=now_ns)
+        return SchedulingStats(
+            itl_target_ms=controller.target_ms,
+            ttft_target_ms=self._ranking.ttft_target_ms,
+            itl_p50_ms=controller.itl_ms(0.5),
+            itl_p95_ms=controller.itl_ms(0.95),
+            chunk_p50_tokens=controller.chunk_tokens(0.5),
+            step_error=controller.model.error,
+            oldest_waiting_ms=(now_ns - oldest_ns) / 1e6,
+            waiting_tokens=self.waiting.num_tokens,
+            load=self.load,
+        )
 
     def finish(self, request: Request, *, keep_tail: bool) -> None:
         """Take the request out and release its pages. With `keep_tail` its last, partly filled
@@ -135,6 +168,7 @@ class Scheduler:
         running = request.status is RequestStatus.RUNNING
         (self.running if running else self.waiting).remove(request)
         self._ranking.fairness.leave(request.tenant)
+        self._meter.note_end(request)
         if request.deadline_ns:
             self._deadlines.remove(request)
         if request.table is not None:
@@ -147,7 +181,7 @@ class Scheduler:
             if not self._preempt_paused(now_ns):
                 return False
         moving = [request for request in self.running if not request.paused]
-        return self._controller.has_stream_room(len(moving) + num_admitted, moving)
+        return len(moving) + num_admitted < self._meter.most_running(moving)
 
     def _schedule(self, request: Request, num_tokens: int, plan: StepPlan, now_ns: int) -> None:
         """Make the slots of a chunk writable and put it into the plan, if there is room."""
@@ -221,6 +255,7 @@ class Scheduler:
             request.was_started = True
             request.num_cached_tokens = request.num_computed_tokens
             plan.started.append(request)
+            self._meter.note_start(request)
         request.num_passed_tokens = 0
         request.stamp("queue", now_ns)
         request.stamp("prefix_match", self._clock_ns(), num_tokens=request.num_computed_tokens)

@@ -32,8 +32,10 @@ class ScheduledChunk:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What the next step computes, who was admitted for it, and who can never be served."""
+    """What the next step computes, who was admitted for it, and who can never be served. `is_full`
+    if some prompt got less than it wanted."""
 
     chunks: list[ScheduledChunk] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     hopeless: list[Request] = field(default_factory=list)
+    is_full: bool = False

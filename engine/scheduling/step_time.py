@@ -74,6 +74,7 @@ class StepTimeModel:
         self._covariance: Float64Array = np.diag(self._cost**2)
         self._error = _FIRST_ERROR
         self._run_of_outliers = 0
+        self.num_steps = 0
 
     @property
     def error(self) -> float:
@@ -111,6 +112,7 @@ class StepTimeModel:
 
     def learn(self, work: StepWork, took_ms: float) -> None:
         """Take in one step, O(1)."""
+        self.num_steps += 1
         features = _features(work)
         predicted = float(self._cost @ features)
         spread = self._covariance @ features

@@ -17,6 +17,7 @@ from engine.types import (
     Distribution,
     EngineEvent,
     EngineInfo,
+    EngineLoad,
     EngineRequest,
     EngineStats,
     ExplainPrompt,
@@ -102,6 +103,11 @@ class ScriptedCore:
             self._advance(run, now_ns)
         events, self._events = self._events, []
         return events
+
+    @property
+    def load(self) -> EngineLoad:
+        """Nothing waits here, so nothing is measured."""
+        return EngineLoad()
 
     def stats(self) -> EngineStats:
         waiting = sum(not run.started_ns for run in self._runs.values())

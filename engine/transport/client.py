@@ -17,11 +17,11 @@ from engine.api import (
     EngineDead,
     EngineError,
     EngineHealth,
-    EngineOverloaded,
     EngineSilent,
     RequestRefused,
 )
 from engine.limits import check_request
+from engine.overload import Backlog, QueueBounds
 from engine.transport.cache_watch import CacheWatchers
 from engine.transport.stream import Channel, EventStream
 from engine.types import (
@@ -38,6 +38,7 @@ from engine.types import (
     ListLeases,
     PoolStats,
     ReleaseLease,
+    Started,
 )
 from engine.wire.frames import FrameError, FrameReader, FrameSender
 from engine.wire.messages import (
@@ -110,12 +111,12 @@ class EngineClient:
     """
 
     def __init__(
-        self, sock: socket.socket, peer: Peer, max_open: int, last_words: LastWords = str
+        self, sock: socket.socket, peer: Peer, bounds: QueueBounds, last_words: LastWords = str
     ) -> None:
         self._last_words = last_words
         self._socket = sock
         self._peer = peer
-        self._max_open = max_open
+        self._backlog = Backlog(bounds)
         self._loop = asyncio.get_running_loop()
         self._sender = FrameSender(sock)
         self._writing = False
@@ -205,14 +206,14 @@ class EngineClient:
         """See `Engine.generate`. The id of an open request is refused."""
         if not self.alive:
             raise EngineDead(self._end_reason or SHUTTING_DOWN)
-        if len(self._channels) >= self._max_open:
-            raise EngineOverloaded(f"{self._max_open} requests are running or waiting already")
         if request.id in self._channels:
             raise RequestRefused(f"a request with the id {request.id!r} is running", "id")
         check_request(request, self.info)
+        self._backlog.admit(request, len(self._channels))
         try:
             self._send(Add(request))
         except FrameError as error:
+            self._backlog.end(request.id)
             raise RequestRefused(str(error), "token_ids") from error
         channel = self._channels[request.id] = Channel(request)
         return EventStream(self, channel)
@@ -365,21 +366,26 @@ class EngineClient:
 
     def _deliver(self, message: FromEngine) -> None:
         match message:
-            case StepMessage(events, replies, ending, cache_events):
+            case StepMessage(events, replies, ending, cache_events, load):
+                self._backlog.load = load
                 self._ending = self._ending or ending
                 self._watchers.deliver(cache_events)
                 for event in events:
                     channel = self._channels.get(event.request_id)
                     if channel is None:
                         continue
-                    if isinstance(event, Finished):
+                    if isinstance(event, Started):
+                        self._backlog.start(event)
+                    elif isinstance(event, Finished):
+                        self._backlog.end(event.request_id)
                         del self._channels[event.request_id]
                     channel.push(event)
                 for reply in replies:
                     future = self._calls.get(reply.call_id)
                     if future is not None and not future.done():
                         future.set_result(reply)
-            case Ready(info):
+            case Ready(info, load):
+                self._backlog.load = load
                 if not self._started.done():
                     self._started.set_result(info)
             case StartFailed(sentence):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from engine.api import EngineError
+from engine.overload import QueueBounds
 from engine.transport.client import EngineClient, LastWords
 from engine.types import EngineConfig
 from engine.wire.messages import encode
@@ -56,7 +57,8 @@ async def start_process_engine(
         except OSError as error:
             ours.close()
             raise EngineError(f"the engine process cannot be started: {error}") from error
-    client = EngineClient(ours, ProcessPeer(process), max_open, last_words)
+    bounds = QueueBounds(max_open, config.max_waiting_tokens, config.ttft_target_ms)
+    client = EngineClient(ours, ProcessPeer(process), bounds, last_words)
     await client.start(encode(config))
     return client
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from engine.api import EngineError
 from engine.core import Core
 from engine.loop import serve
+from engine.overload import QueueBounds
 from engine.transport.client import EngineClient, LastWords
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ async def start_thread_engine(
     if max_open < 1:
         raise EngineError("max_open leaves no room for a request")
     ours, theirs = socket.socketpair()
-    client = EngineClient(ours, ThreadPeer(theirs, make_core), max_open, last_words)
+    bounds = QueueBounds(max_open, max_waiting_tokens=1 << 30)
+    client = EngineClient(ours, ThreadPeer(theirs, make_core), bounds, last_words)
     await client.start()
     return client

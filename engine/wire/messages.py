@@ -12,6 +12,7 @@ from engine.types import (
     EngineConfig,
     EngineEvent,
     EngineInfo,
+    EngineLoad,
     EngineRequest,
     EngineStats,
     LeaseInfo,
@@ -126,6 +127,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """First message of an engine that started."""
 
     info: EngineInfo
+    load: EngineLoad = EngineLoad()
 
 
 class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag="start_failed"):
@@ -136,12 +138,13 @@ class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag="start_faile
 
 class StepMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """All events of one step and the answers to the calls that came before it. `ending` once the
-    engine takes no more requests: it drains, closes, or has failed."""
+    engine takes no more requests: it drains, closes, or has failed. `load` is as it left them."""
 
     events: tuple[EngineEvent, ...]
     replies: tuple[Reply, ...] = ()
     ending: bool = False
     cache_events: tuple[CacheEventInfo, ...] = ()
+    load: EngineLoad = EngineLoad()
 
 
 Command: TypeAlias = (

@@ -13,6 +13,7 @@
     requests_per_minute = 600
     tokens_per_minute = 2_000_000
     concurrent_requests = 32
+    weight = 2
 
 Keys are random (`new_key`), so that a plain hash keeps them: there is nothing to guess that a slow
 hash would protect, and a lookup by hash tells a listener of its timing nothing about any key.
@@ -48,11 +49,12 @@ class KeyFileError(Exception):
 
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a tenant may use; None is no bound of its own. Tokens are those of prompts, cached ones
-    too, and of answers."""
+    too, and of answers. Under load tenants share the engine in proportion to `weight`."""
 
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
     concurrent_requests: PositiveInt | None = None
+    weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
 
 
 class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -75,6 +75,10 @@ class TenantLimiter:
                 num_tokens = record.usage.prompt_tokens + record.usage.output_tokens
                 self._used[tenant].tokens.use(num_tokens, limits.tokens_per_minute, self._now_s())
 
+    def weight(self, tenant: str) -> float:
+        """The tenant's share of the engine, beside those of others."""
+        return self._limits_of(tenant).weight
+
     def num_running(self, tenant: str) -> int:
         """Requests of a tenant that run now."""
         return self._running[tenant]

@@ -68,7 +68,6 @@ class Lanes(Generic[Turn]):
             if stream_id is not None and named >= self._limits.max_lanes:
                 message = f"A connection has at most {self._limits.max_lanes} stream ids."
                 raise ApiError(400, message, code="websocket_stream_limit_reached")
-            lane = self._lanes[stream_id] = _Lane()
         if (
             self._num_waiting >= self._limits.max_waiting
             or self._waiting_bytes + num_bytes > self._limits.max_waiting_bytes
@@ -80,6 +79,8 @@ class Lanes(Generic[Turn]):
                 code="rate_limit_exceeded",
                 headers=RETRY_SOON,
             )
+        if lane is None:  # not before: a refused turn takes no lane
+            lane = self._lanes[stream_id] = _Lane()
         lane.waiting.append((turn, num_bytes))
         self._num_turns += 1
         self._num_waiting += 1

@@ -128,7 +128,7 @@ async def test_a_stream_without_its_end_becomes_one_failure(fault: tuple[Excepti
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(EngineDead("gone"), 503), (EngineOverloaded("full"), 429)]
+    ("error", "status"), [(EngineDead("gone"), 503), (EngineOverloaded("full", 0.25), 503)]
 )
 async def test_what_the_engine_refuses_is_raised_and_recorded(
     error: Exception, status: int

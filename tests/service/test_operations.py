@@ -186,9 +186,9 @@ def test_more_than_the_engine_takes_is_refused_and_told_when_to_retry() -> None:
             sock.sendall(chat_request(body(stream=True)))
             read_until(sock, b"data: ")
             refused = server.http.post("/v1/chat/completions", json=body())
-            assert refused.status_code == 429
+            assert refused.status_code == 503
             error = refused.json()["error"]
-            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+            assert (error["type"], error["code"]) == ("server_error", "server_is_overloaded")
             assert int(refused.headers["retry-after-ms"]) > 0
         server.wait_for_idle()
-        assert [record.error_type for record in server.records] == ["rate_limit_exceeded", None]
+        assert [record.error_type for record in server.records] == ["server_is_overloaded", None]

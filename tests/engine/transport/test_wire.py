@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core import Core
+from engine.overload import QueueBounds
 from engine.scripted import Script, ScriptedCore, ScriptStep, text_script
 from engine.transport.client import EngineClient
 from engine.transport.thread import ThreadPeer
@@ -256,7 +257,7 @@ async def test_an_engine_that_talks_nonsense_is_ended(
     """The edge's side of the same: open requests end, nothing hangs."""
     ours, theirs = socket.socketpair()
     silent = ScriptedCore(lambda asked: Script(finish=None))
-    engine = EngineClient(ours, ThreadPeer(theirs, lambda: silent), 4)
+    engine = EngineClient(ours, ThreadPeer(theirs, lambda: silent), QueueBounds(4, 1 << 30))
     await engine.start()
     stream = engine.generate(request())
     answer = [await anext(stream)]
@@ -297,7 +298,7 @@ class _ByHand:
 async def test_an_abort_is_sent_once_and_none_after_the_end(border: str) -> None:
     ours, theirs = socket.socketpair()
     engine_side = _ByHand(theirs)
-    client = EngineClient(ours, engine_side, 4)
+    client = EngineClient(ours, engine_side, QueueBounds(4, 1 << 30))
     engine_side.say(Ready(core().info))
     await client.start()
     running, ended = client.generate(request("running")), client.generate(request("ended"))

@@ -246,13 +246,13 @@ def test_a_body_over_the_limit() -> None:
         assert text_of(ask(server)) == "x"
 
 
-def test_a_full_queue_is_a_rate_limit() -> None:
+def test_a_full_queue_is_overload() -> None:
     with (
         run_server(Script(finish=None), max_open=1) as server,
         server.http.stream("POST", MESSAGES, json=body(stream=True)) as running,
     ):
         assert "message_start" in next(running.iter_text())
         answer = server.http.post(MESSAGES, json=body())
-        assert answer.status_code == 429
-        assert envelope(answer)["type"] == "rate_limit_error"
+        assert answer.status_code == 529
+        assert envelope(answer)["type"] == "overloaded_error"
         assert answer.headers["retry-after-ms"] == "1000"
