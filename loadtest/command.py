@@ -23,6 +23,7 @@ from loadtest.readme import readme_section, rewrite
 from loadtest.report.files import ReportError, read_json, write_json, write_whole
 from loadtest.report.html import page
 from loadtest.report.live import LiveView
+from loadtest.report.picture import picture
 from loadtest.report.table import beside_table, figures_table, notes, ratios_table
 from loadtest.transports import Target
 from loadtest.workloads import WorkloadError, names, read_workload, without_paths
@@ -37,6 +38,8 @@ def main(interrupts: Interrupts) -> int:
                 return load(options, interrupts)
             case "html":
                 write_whole(options.out, page(read_json(options.report)))
+            case "picture":
+                write_whole(options.out, picture(read_json(options.report)))
             case "readme":
                 section = readme_section(read_json(options.report))
                 if options.write:

@@ -15,7 +15,7 @@ DEFAULT_EXTRA: dict[str, object] = {"ignore_eos": True}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """`command` is one of run, compare, html, readme, workloads. Exits with 2 for bad input."""
+    """`command` is one of those declared here. Exits with 2 for bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest",
         description="Load for any OpenAI-compatible server, agents first.",
@@ -38,6 +38,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     html = commands.add_parser("html", help="draw a report again from its JSON")
     html.add_argument("report", type=Path)
     html.add_argument("out", type=Path)
+    picture = commands.add_parser(
+        "picture", help="draw the gaps of streams beside a long prompt, as SVG for a README"
+    )
+    picture.add_argument("report", type=Path)
+    picture.add_argument("out", type=Path)
     readme = commands.add_parser("readme", help="print a report's table as Markdown")
     readme.add_argument("report", type=Path)
     readme.add_argument(

@@ -2,17 +2,21 @@
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from loadtest.assertions import judge, parse
 from loadtest.compare import ratios
+from loadtest.measure.histogram import Histogram
 from loadtest.measure.pooled import pool
 from loadtest.measure.result import Level, Ratio, Report
 from loadtest.measure.sample import Kind
 from loadtest.readme import BEGIN, END, readme_section, rewrite
 from loadtest.report.files import ReportError, read_json, write_json
 from loadtest.report.html import page
+from loadtest.report.picture import picture
 from loadtest.report.svg import linear_axis, log_axis, milliseconds
 from loadtest.report.table import ratio_text
 from tests.loadtest.samples import report_of, run_of, sample
@@ -139,3 +143,24 @@ def test_linear_axes_have_few_round_ticks(high: float) -> None:
     axis = linear_axis(0, high, "{:g}".format)
     assert axis.high >= high * 0.999
     assert 2 <= len(axis.ticks) <= 7
+
+
+def test_the_picture_is_a_file_of_its_own_for_light_and_dark() -> None:
+    run = run_of([sample(0)], "ours <b>")
+    gaps = Histogram()
+    for ms in (10, 20, 40):
+        gaps.record(ms / 1e3)
+    figures = run.figures | {f"itl_beside_{p}_ms": 20.0 for p in ("p50", "p95", "max")}
+    own = msgspec.structs.replace(
+        run,
+        figures=figures | {"prefill_share": 0.5},
+        histograms=run.histograms | {"itl_beside": gaps.encode()},
+    )
+    text = picture(report_of([own]))
+    root = ElementTree.fromstring(text)
+    assert root.tag.endswith("svg")
+    assert "prefers-color-scheme:dark" in text
+    assert "prefill at 50 % of its lone speed" in text.replace("50%", "50 %")
+    assert "ours &lt;b&gt;" in text
+    with pytest.raises(ValueError, match="beside"):
+        picture(report_of([run]))
