@@ -64,10 +64,15 @@ def _fallback(threads: int, error: BackendUnavailable) -> Selection:
 def _triton(exact: bool) -> Backend[Any, Any]:
     """Whether there is a GPU is asked of the driver, so that torch is not loaded for a no."""
     if not _has_gpu():
-        raise BackendUnavailable("no CUDA device (the driver, libcuda.so.1, shows none)")
+        raise BackendUnavailable(
+            "No CUDA device: the driver (libcuda.so.1) shows none; `nvidia-smi` says more."
+        )
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
-            raise BackendUnavailable(f"{package} is not installed (pip install 'headwater[gpu]')")
+            raise BackendUnavailable(
+                f"The Triton backend needs {package}, which is not installed: "
+                f"`pip install 'headwater[gpu]'`."
+            )
     from kernels.triton.backend import TritonBackend
 
     return TritonBackend(exact=exact)

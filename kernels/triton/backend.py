@@ -204,7 +204,9 @@ class TritonBackend:
 
 def _capability() -> int:
     if not torch.cuda.is_available():
-        raise BackendUnavailable("torch sees no CUDA device (a driver, and torch built for CUDA?)")
+        raise BackendUnavailable(
+            "torch sees no CUDA device; is it built for CUDA, and for this driver?"
+        )
     major, minor = torch.cuda.get_device_capability()
     if 10 * major + minor < LEAST_CAPABILITY:
         raise BackendUnavailable(

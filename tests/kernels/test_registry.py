@@ -38,11 +38,11 @@ def test_cpu_by_name_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_triton_by_name_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_has_gpu", lambda: False)
-    with pytest.raises(BackendUnavailable, match="no CUDA device"):
+    with pytest.raises(BackendUnavailable, match="No CUDA device"):
         select_backend("triton", threads=1, exact=False)
     monkeypatch.setattr(registry, "_has_gpu", lambda: True)
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(BackendUnavailable, match="triton is not installed"):
+    with pytest.raises(BackendUnavailable, match="needs triton, which is not installed"):
         select_backend("triton", threads=1, exact=False)
 
 
@@ -58,7 +58,7 @@ def test_auto_says_why_it_is_not_triton(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(registry, "_has_gpu", lambda: False)
     selection = select_backend("auto", threads=1, exact=False)
     if selection.name == "cpu":
-        assert "not triton: no CUDA device" in selection.reason
+        assert "not triton: No CUDA device" in selection.reason
     selection.backend.close()
 
 

@@ -30,7 +30,7 @@ def test_the_script_runs_through() -> None:
     done = gpu_check("--reduced", interpret="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("0 faults")
-    for part in ("grid", "small_ops", "sanitizer", "models"):
+    for part in ("grid", "small_ops", "speed", "models", "sanitizer"):
         assert f"] {part}: " in done.stdout
     for row in ("decode", "torch SDPA", "torch FlexAttention", "prefill", "cascade"):
         assert row in done.stdout
