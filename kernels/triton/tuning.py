@@ -38,8 +38,9 @@ def prefill_tile(padded_dim: int, group: int, itemsize: int, coded: bool, capabi
     if itemsize == 4:
         return Tile(least, 16, 8, 2) if padded_dim > 128 else Tile(least, 32, 4, 2)
     if padded_dim <= 64:
-        keys = 32 if coded and capability < 90 else 64
-        return Tile(max(64, least), keys, 4, STAGES)
+        if coded and capability < 90:
+            return Tile(max(64, least), 32, 4, 3)
+        return Tile(max(64, least), 64, 4, STAGES)
     if padded_dim <= 128:
         if capability >= 90:
             return Tile(max(128, least), 64, 8, STAGES)
