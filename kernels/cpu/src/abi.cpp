@@ -59,7 +59,7 @@ int64_t hw_model_bytes(const Model* model) { return int64_t(model->arena.bytes()
 KVPool* hw_alloc_kv(int layers, int kv_heads, int head_dim, int page_size, int num_pages) {
   return guarded([&] {
     const PageShape shape{layers, kv_heads, head_dim, page_size};
-    return new KVPool{shape, num_pages, Mapping(shape.page_elems() * 2 * num_pages, false)};
+    return new KVPool{shape, num_pages, Mapping(shape.page_elems() * 2 * num_pages, true)};
   });
 }
 void hw_free_kv(KVPool* kv) { delete kv; }

@@ -179,18 +179,50 @@ void attend(const AttendBlock& work) {
   }
 }
 
-void merge(float* state, const float* partial, int head_dim) {
-  if (partial[0] == kUnseen) return;
-  const float maximum = std::max(state[0], partial[0]);
-  const float old_scale = exp_ss(state[0] - maximum);
-  const float new_scale = exp_ss(partial[0] - maximum);
-  state[0] = maximum;
-  state[1] = state[1] * old_scale + partial[1] * new_scale;
-  const __m256 a = _mm256_set1_ps(old_scale);
-  const __m256 b = _mm256_set1_ps(new_scale);
-  for (int d = kPartialHead; d < kPartialHead + head_dim; d += 8) {
-    const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(partial + d), b);
-    _mm256_storeu_ps(state + d, _mm256_fmadd_ps(_mm256_loadu_ps(state + d), a, scaled));
+namespace {
+
+// What the state and the partials of up to 8 blocks are multiplied with as they are folded in one
+// after the other, each time by exp(maximum before - maximum after) and exp(partial's - after).
+struct MergeScales {
+  MergeScales(float* maximum, const float* partials, int count, int stride) {
+    alignas(32) float before[8], own[8], after[8];
+    for (int i = 0; i < 8; ++i) before[i] = own[i] = after[i] = 0.0f;
+    for (int i = 0; i < count; ++i) {
+      before[i] = *maximum;
+      own[i] = partials[size_t(i) * stride];
+      after[i] = *maximum = std::max(*maximum, own[i]);
+    }
+    const __m256 top = _mm256_load_ps(after);
+    _mm256_store_ps(old, exp_ps(_mm256_sub_ps(_mm256_load_ps(before), top)));
+    _mm256_store_ps(fresh, exp_ps(_mm256_sub_ps(_mm256_load_ps(own), top)));
+  }
+
+  alignas(32) float old[8];
+  alignas(32) float fresh[8];
+};
+
+}  // namespace
+
+void merge(float* state, const float* partials, int count, int stride, int head_dim) {
+  for (; count > 0; count -= 8, partials += size_t(8) * stride) {
+    const int some = std::min(count, 8);
+    const MergeScales scales(state, partials, some, stride);
+    for (int i = 0; i < some; ++i) {
+      const float* partial = partials + size_t(i) * stride;
+      if (partial[0] == kUnseen) continue;
+      state[1] = state[1] * scales.old[i] + partial[1] * scales.fresh[i];
+    }
+    for (int d = kPartialHead; d < kPartialHead + head_dim; d += 8) {
+      __m256 sum = _mm256_loadu_ps(state + d);
+      for (int i = 0; i < some; ++i) {
+        const float* partial = partials + size_t(i) * stride;
+        if (partial[0] == kUnseen) continue;
+        const __m256 scaled =
+            _mm256_mul_ps(_mm256_loadu_ps(partial + d), _mm256_set1_ps(scales.fresh[i]));
+        sum = _mm256_fmadd_ps(sum, _mm256_set1_ps(scales.old[i]), scaled);
+      }
+      _mm256_storeu_ps(state + d, sum);
+    }
   }
 }
 

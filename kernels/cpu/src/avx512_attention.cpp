@@ -27,12 +27,15 @@ inline __m512 load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-// exp(x), as avx2_math.h has it.
-inline __m512 exp_ps(__m512 x) {
-  const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ);
-  x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(88.0f));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)),
-                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+// exp(x) of x <= 0, with the bits of exp_ps in avx2_math.h: adding 1.5 * 2^23 rounds to the nearest
+// integer and leaves it in the low bits.
+inline __m512 exp_negative(__m512 x) {
+  const __m512 round = _mm512_set1_ps(12582912.0f), lowest = _mm512_set1_ps(-87.3f);
+  const __mmask16 normal = _mm512_cmp_ps_mask(x, lowest, _CMP_GE_OQ);
+  x = _mm512_max_ps(x, lowest);
+  const __m512 t =
+      _mm512_add_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), round);
+  const __m512 n = _mm512_sub_ps(t, round);
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
   r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
   __m512 p = _mm512_set1_ps(1.9875691500e-4f);
@@ -43,9 +46,9 @@ inline __m512 exp_ps(__m512 x) {
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
   p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r);
   p = _mm512_add_ps(p, _mm512_set1_ps(1.0f));
-  const __m512i shift = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
-  p = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), shift));
-  return _mm512_maskz_mov_ps(normal, p);
+  const __m512i shift = _mm512_slli_epi32(_mm512_castps_si512(t), 23);
+  return _mm512_castsi512_ps(
+      _mm512_maskz_add_epi32(normal, _mm512_castps_si512(p), shift));
 }
 
 // A block's pages as vectors of 16 keys: where the keys and the values of each begin.
@@ -65,45 +68,70 @@ struct Vectors {
   const uint16_t* values[kBlockVectors];  // [16][head_dim]
 };
 
-// Scores of V vectors of keys for R rows.
-template <int R, int V>
-inline void score(const float* const* q, const uint16_t* const* keys, int page_size, int head_dim,
-                  float* scores) {
+inline void prefetch(const uint16_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
+// Scores of V vectors of keys for R rows. kFirst: the first rows of a tile, for whom pages come from
+// memory; meanwhile the next vectors of keys and the values of these are fetched.
+template <bool kFirst, int R, int V>
+inline void score(const float* const* q, const Vectors& vectors, int first, int ahead,
+                  int page_size, int head_dim, float* scores) {
+  const uint16_t* const* keys = vectors.keys + first;
   __m512 acc[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
-  for (int d = 0; d < head_dim; ++d) {
-    __m512 k[V];
+  // A line holds two rows of 16 keys, or one of 32, which two vectors share.
+  const int odd = page_size > kLanes ? page_size : 0;
+  for (int pair = 0; pair < head_dim; pair += 2) {
+    if constexpr (kFirst)
+      for (int v = 0; v < V; ++v) {
+        prefetch(vectors.keys[ahead + v] + pair * page_size + (v & 1) * odd);
+        prefetch(vectors.values[first + v] + pair * kLanes);
+      }
+#pragma GCC unroll 2
+    for (int d = pair; d < pair + 2; ++d) {
+      __m512 k[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) k[v] = load_half(keys[v] + d * page_size);
+      for (int v = 0; v < V; ++v) k[v] = load_half(keys[v] + d * page_size);
 #pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const __m512 x = _mm512_set1_ps(q[r][d]);
+      for (int r = 0; r < R; ++r) {
+        const __m512 x = _mm512_set1_ps(q[r][d]);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) acc[r][v] = _mm512_fmadd_ps(x, k[v], acc[r][v]);
+        for (int v = 0; v < V; ++v) acc[r][v] = _mm512_fmadd_ps(x, k[v], acc[r][v]);
+      }
     }
   }
+  scores += first * kLanes;
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) _mm512_storeu_ps(scores + r * kKeyBlock + kLanes * v, acc[r][v]);
 }
 
+// Gives the keys of a row's vector that it does not see the score -inf.
+inline __m512 masked(const float* scores, int v, int first, int last) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i key = _mm512_add_epi32(lane, _mm512_set1_epi32(kLanes * v));
+  const __mmask16 seen = _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(first)) &
+                         _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(last));
+  return _mm512_mask_loadu_ps(_mm512_set1_ps(kUnseen), seen, scores + kLanes * v);
+}
+
 // Turns a row's scores into weights in place, 0 where the row does not see the key.
 void soften(float* scores, int first, int last, VectorRange range, float* maximum, float* sum) {
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   __m512 high = _mm512_set1_ps(kUnseen);
   for (int v = range.first; v < range.end; ++v) {
-    const __m512i key = _mm512_add_epi32(lane, _mm512_set1_epi32(kLanes * v));
-    const __mmask16 seen = _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(first)) &
-                           _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(last));
-    const __m512 s = _mm512_mask_loadu_ps(_mm512_set1_ps(kUnseen), seen, scores + kLanes * v);
+    __m512 s = _mm512_loadu_ps(scores + kLanes * v);
+    if (first > kLanes * v || last < kLanes * v + kLanes - 1) {
+      s = masked(scores, v, first, last);
+      _mm512_storeu_ps(scores + kLanes * v, s);
+    }
     high = _mm512_max_ps(high, s);
-    _mm512_storeu_ps(scores + kLanes * v, s);
   }
   *maximum = _mm512_reduce_max_ps(high);
   const __m512 top = _mm512_set1_ps(*maximum);
   __m256 total = _mm256_setzero_ps();  // in 8 lanes, low half first
   for (int v = range.first; v < range.end; ++v) {
-    const __m512 p = exp_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + kLanes * v), top));
+    const __m512 p = exp_negative(_mm512_sub_ps(_mm512_loadu_ps(scores + kLanes * v), top));
     _mm512_storeu_ps(scores + kLanes * v, p);
     total = _mm256_add_ps(total, _mm512_castps512_ps256(p));
     total = _mm256_add_ps(total, _mm512_extractf32x8_ps(p, 1));
@@ -141,7 +169,7 @@ inline void weigh(const Vectors& vectors, int first, int last, int head_dim, con
       _mm512_storeu_ps(outputs[r] + column + kLanes * v, acc[r][v]);
 }
 
-template <int R>
+template <bool kFirst, int R>
 void attend_rows(const AttendBlock& work, int row, int first, int last) {
   alignas(64) float scores[R * kKeyBlock];
   const int page_size = work.shape.page_size, head_dim = work.shape.head_dim;
@@ -150,10 +178,15 @@ void attend_rows(const AttendBlock& work, int row, int first, int last) {
   const Vectors vectors(work, range);
   const float* const* q = work.queries + row;
   int v = range.first;
-  for (; v + kMaxVectors <= range.end; v += kMaxVectors)
-    score<R, kMaxVectors>(q, vectors.keys + v, page_size, head_dim, scores + kLanes * v);
+  if constexpr (kFirst)
+    for (int i = v; i < std::min(v + kMaxVectors, range.end); ++i)
+      for (int d = 0; d < head_dim; d += 2) prefetch(vectors.keys[i] + d * page_size);
+  for (; v + kMaxVectors <= range.end; v += kMaxVectors) {
+    const int ahead = v + 2 * kMaxVectors <= range.end ? v + kMaxVectors : v;
+    score<kFirst, R, kMaxVectors>(q, vectors, v, ahead, page_size, head_dim, scores);
+  }
   for (; v < range.end; ++v)
-    score<R, 1>(q, vectors.keys + v, page_size, head_dim, scores + kLanes * v);
+    score<kFirst, R, 1>(q, vectors, v, v, page_size, head_dim, scores);
   float* outputs[R];
   for (int r = 0; r < R; ++r) {
     float* partial = work.partials[row + r];
@@ -166,6 +199,18 @@ void attend_rows(const AttendBlock& work, int row, int first, int last) {
     weigh<R, kMaxVectors>(vectors, first, last, head_dim, scores, column, outputs);
   for (; column < head_dim; column += kLanes)
     weigh<R, 1>(vectors, first, last, head_dim, scores, column, outputs);
+}
+
+template <bool kFirst>
+void some_rows(const AttendBlock& work, int row, int count, int first, int last) {
+  switch (count) {
+    case 1: attend_rows<kFirst, 1>(work, row, first, last); break;
+    case 2: attend_rows<kFirst, 2>(work, row, first, last); break;
+    case 3: attend_rows<kFirst, 3>(work, row, first, last); break;
+    case 4: attend_rows<kFirst, 4>(work, row, first, last); break;
+    case 5: attend_rows<kFirst, 5>(work, row, first, last); break;
+    default: attend_rows<kFirst, 6>(work, row, first, last); break;
+  }
 }
 
 }  // namespace
@@ -181,18 +226,12 @@ void attend(const AttendBlock& work) {
       first = std::min(first, std::max(0, work.first_key[r] - begin));
       last = std::max(last, std::min(kKeyBlock - 1, work.last_key[r] - begin));
     }
-    if (first > last) {
+    if (first > last)
       for (int r = row; r < row + count; ++r) work.partials[r][0] = kUnseen;
-    } else {
-      switch (count) {
-        case 1: attend_rows<1>(work, row, first, last); break;
-        case 2: attend_rows<2>(work, row, first, last); break;
-        case 3: attend_rows<3>(work, row, first, last); break;
-        case 4: attend_rows<4>(work, row, first, last); break;
-        case 5: attend_rows<5>(work, row, first, last); break;
-        default: attend_rows<6>(work, row, first, last); break;
-      }
-    }
+    else if (row == 0)
+      some_rows<true>(work, row, count, first, last);
+    else
+      some_rows<false>(work, row, count, first, last);
     row += count;
   }
 }

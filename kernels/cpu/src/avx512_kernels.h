@@ -7,7 +7,7 @@
 namespace headwater::avx512_kernels {
 
 void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-            int first_tile, int num_tiles, float* out, float* scratch);
+            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch);
 int64_t multiply(bool integer, int64_t rounds);
 void attend(const AttendBlock& work);
 

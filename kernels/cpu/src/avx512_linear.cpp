@@ -93,48 +93,55 @@ struct Int8Int16 {
   }
 };
 
-// T rows against one weight tile over all blocks of columns.
-template <class Kernel, int T>
-void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float* out, int stride) {
+// T rows against one weight tile over all blocks of columns; kFirst: its first rows, for whom the
+// weights come from memory.
+template <class Kernel, bool kFirst, int T>
+void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float* out,
+          ptrdiff_t stride) {
   const typename Kernel::Act* x[T];
   __m512 acc[T];
   for (int t = 0; t < T; ++t) x[t] = acts + size_t(t) * blocks;
   for (int t = 0; t < T; ++t) acc[t] = _mm512_setzero_ps();
   for (int b = 0; b < blocks; ++b, w += Kernel::bytes) {
-    if constexpr (T < kRows) prefetch<Kernel::bytes>(w);
+    if constexpr (kFirst) prefetch<Kernel::bytes>(w);
     Kernel::template block<T>(w, x, acc);
     for (int t = 0; t < T; ++t) ++x[t];
   }
   for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + t * stride, acc[t]);
 }
 
+template <class Kernel, bool kFirst>
+void some_rows(int count, const uint8_t* w, const typename Kernel::Act* x, int blocks, float* out,
+               ptrdiff_t stride) {
+  switch (count) {
+    case 1: rows<Kernel, kFirst, 1>(w, x, blocks, out, stride); break;
+    case 2: rows<Kernel, kFirst, 2>(w, x, blocks, out, stride); break;
+    case 3: rows<Kernel, kFirst, 3>(w, x, blocks, out, stride); break;
+    case 4: rows<Kernel, kFirst, 4>(w, x, blocks, out, stride); break;
+    case 5: rows<Kernel, kFirst, 5>(w, x, blocks, out, stride); break;
+    case 6: rows<Kernel, kFirst, 6>(w, x, blocks, out, stride); break;
+    case 7: rows<Kernel, kFirst, 7>(w, x, blocks, out, stride); break;
+    default: rows<Kernel, kFirst, kRows>(w, x, blocks, out, stride); break;
+  }
+}
+
 template <class Kernel>
-void quantised(const Matrix& w, const typename Kernel::Act* acts, int num_rows, int first_tile,
-               int num_tiles, float* out) {
-  const int blocks = w.units(), stride = num_tiles * kTileRows;
-  for (int i = 0; i < num_tiles; ++i) {
+void quantised(const Matrix& w, const typename Kernel::Act* x, int num_rows, int first_tile,
+               int num_tiles, float* out, ptrdiff_t stride) {
+  const int blocks = w.units();
+  for (int i = 0; i < num_tiles; ++i, out += kTileRows) {
     const uint8_t* tile = w.tile(first_tile + i);
-    for (int row = 0; row < num_rows; row += kRows) {
-      const typename Kernel::Act* x = acts + size_t(row) * blocks;
-      float* y = out + row * stride + i * kTileRows;
-      switch (num_rows - row) {
-        case 1: rows<Kernel, 1>(tile, x, blocks, y, stride); break;
-        case 2: rows<Kernel, 2>(tile, x, blocks, y, stride); break;
-        case 3: rows<Kernel, 3>(tile, x, blocks, y, stride); break;
-        case 4: rows<Kernel, 4>(tile, x, blocks, y, stride); break;
-        case 5: rows<Kernel, 5>(tile, x, blocks, y, stride); break;
-        case 6: rows<Kernel, 6>(tile, x, blocks, y, stride); break;
-        case 7: rows<Kernel, 7>(tile, x, blocks, y, stride); break;
-        default: rows<Kernel, kRows>(tile, x, blocks, y, stride); break;
-      }
-    }
+    some_rows<Kernel, true>(num_rows, tile, x, blocks, out, stride);
+    for (int row = kRows; row < num_rows; row += kRows)
+      some_rows<Kernel, false>(num_rows - row, tile, x + size_t(row) * blocks, blocks,
+                               out + row * stride, stride);
   }
 }
 
 // T rows of floats against an unpacked tile [cols][16].
 template <int T>
 void float_rows(const float* w, const float* x, ptrdiff_t x_stride, int cols, float* out,
-                int stride) {
+                ptrdiff_t stride) {
   __m512 acc[T];
   for (int t = 0; t < T; ++t) acc[t] = _mm512_setzero_ps();
   for (int c = 0; c < cols; ++c) {
@@ -149,17 +156,16 @@ void float_rows(const float* w, const float* x, ptrdiff_t x_stride, int cols, fl
 }  // namespace
 
 void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-            int first_tile, int num_tiles, float* out, float* scratch) {
+            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch) {
   const size_t block = size_t(first_row) * w.units();
   if (kind == kActInt16)
-    return quantised<Int8Int16>(w, x.int16 + block, num_rows, first_tile, num_tiles, out);
+    return quantised<Int8Int16>(w, x.int16 + block, num_rows, first_tile, num_tiles, out, stride);
   if (kind == kActInt8 && w.type == WeightType::kQ4_1)
     return quantised<Int4Int8<WeightType::kQ4_1>>(w, x.int8 + block, num_rows, first_tile,
-                                                  num_tiles, out);
+                                                  num_tiles, out, stride);
   if (kind == kActInt8)
     return quantised<Int4Int8<WeightType::kQ4_0>>(w, x.int8 + block, num_rows, first_tile,
-                                                  num_tiles, out);
-  const int stride = num_tiles * kTileRows;
+                                                  num_tiles, out, stride);
   for (int i = 0; i < num_tiles; ++i) {
     avx2_kernels::unpack_tile(w, first_tile + i, scratch);
     float* y = out + i * kTileRows;

@@ -12,10 +12,10 @@ namespace headwater {
 struct Isa {
   const char* name;
 
-  // out[row][i] = sum over columns of w[first_tile * 16 + i] * x[first_row + row], for
-  // i < num_tiles * 16; out is [num_rows, num_tiles * 16]. `scratch` holds 16 * cols floats.
+  // out[row * out_stride + i] = sum over columns of w[first_tile * 16 + i] * x[first_row + row], for
+  // i < num_tiles * 16. `scratch` holds 16 * cols floats.
   void (*linear)(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-                 int first_tile, int num_tiles, float* out, float* scratch);
+                 int first_tile, int num_tiles, float* out, ptrdiff_t out_stride, float* scratch);
   // One row of a matrix as floats.
   void (*unpack_row)(const Matrix& w, int row, float* out);
 
@@ -27,8 +27,9 @@ struct Isa {
   void (*to_half)(const float* x, int n, uint16_t* out);                  // n a multiple of 8
 
   void (*attend)(const AttendBlock& work);
-  // Folds the partial of the next key block into `state` (same layout; empty: maximum -inf).
-  void (*merge)(float* state, const float* partial, int head_dim);
+  // Folds the partials of `count` consecutive key blocks, `stride` floats apart, into `state` in
+  // ascending order (same layout as a partial; empty: maximum -inf).
+  void (*merge)(float* state, const float* partials, int count, int stride, int head_dim);
   void (*finish)(const float* state, int head_dim, float* out);
 
   // The k largest of n logits by falling value, ties by rising id, into best[k].

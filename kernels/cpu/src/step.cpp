@@ -214,19 +214,21 @@ class Step {
   void product(const Product& p, const Acts& x, int first_row, int num_rows, int first_tile,
                int num_tiles, int thread) {
     ThreadScratch& scratch = ws_.threads[thread];
+    const int column = first_tile * kTileRows, width = num_tiles * kTileRows;
+    const int cols = std::min(width, p.w->rows - column);
+    float* out = p.out + first_row * p.stride + column;
+    if (!p.add && !p.bias && cols == width) {
+      isa_.linear(*p.w, kind(*p.w), x, first_row, num_rows, first_tile, num_tiles, out, p.stride,
+                  scratch.weights.data());
+      return;
+    }
     float* y = scratch.output.data();
-    isa_.linear(*p.w, kind(*p.w), x, first_row, num_rows, first_tile, num_tiles, y,
+    isa_.linear(*p.w, kind(*p.w), x, first_row, num_rows, first_tile, num_tiles, y, width,
                 scratch.weights.data());
-    const int column = first_tile * kTileRows;
-    const int cols = std::min(num_tiles * kTileRows, p.w->rows - column);
-    for (int r = 0; r < num_rows; ++r, y += num_tiles * kTileRows) {
-      float* out = p.out + (first_row + r) * p.stride + column;
+    for (int r = 0; r < num_rows; ++r, y += width, out += p.stride) {
       if (p.bias)
         for (int c = 0; c < cols; ++c) y[c] += p.bias[column + c];
-      if (p.add)
-        for (int c = 0; c < cols; ++c) out[c] += y[c];
-      else
-        std::copy(y, y + cols, out);
+      for (int c = 0; c < cols; ++c) out[c] = p.add ? out[c] + y[c] : y[c];
     }
   }
 
@@ -238,15 +240,15 @@ class Step {
     float* gate = scratch.output.data();
     float* up = gate + num_rows * width;
     isa_.linear(layer.gate, kind(layer.gate), x, first_row, num_rows, first_tile, num_tiles, gate,
-                scratch.weights.data());
-    isa_.linear(layer.up, kind(layer.up), x, first_row, num_rows, first_tile, num_tiles, up,
+                width, scratch.weights.data());
+    isa_.linear(layer.up, kind(layer.up), x, first_row, num_rows, first_tile, num_tiles, up, width,
                 scratch.weights.data());
     isa_.silu_mul(gate, up, num_rows * width, gate);
     const int column = first_tile * kTileRows;
     const int cols = std::min(width, spec_.intermediate_size - column);
-    for (int r = 0; r < num_rows; ++r, gate += width)
-      std::copy(gate, gate + cols,
-                ws_.hidden.data() + size_t(first_row + r) * inner_stride_ + column);
+    float* out = ws_.hidden.data() + size_t(first_row) * inner_stride_ + column;
+    for (int r = 0; r < num_rows; ++r, gate += width, out += inner_stride_)
+      for (int c = 0; c < cols; ++c) out[c] = gate[c];
   }
 
   // Norm and rotation of one head's query or key.
@@ -330,7 +332,8 @@ class Step {
     for (work.block = work.first_key[0] / kKeyBlock; work.block < tile.end_block; ++work.block) {
       isa_.attend(work);
       for (int r = 0; r < work.rows; ++r)
-        isa_.merge(states + size_t(r) * partial_stride_, work.partials[r], spec_.head_dim);
+        isa_.merge(states + size_t(r) * partial_stride_, work.partials[r], 1, partial_stride_,
+                   spec_.head_dim);
     }
     for (int r = 0; r < work.rows; ++r)
       isa_.finish(states + size_t(r) * partial_stride_, spec_.head_dim,
@@ -344,8 +347,7 @@ class Step {
     float* state = ws_.threads[thread].partials.data();
     for (int h = 0; blocks.first >= 0 && h < spec_.num_heads; ++h) {
       clear(state);
-      for (int b = 0; b < blocks.num_blocks; ++b)
-        isa_.merge(state, partial(blocks, h, b), spec_.head_dim);
+      isa_.merge(state, partial(blocks, h, 0), blocks.num_blocks, partial_stride_, spec_.head_dim);
       isa_.finish(state, spec_.head_dim, head_output(row, h));
     }
     quantise(ws_.attention.data() + size_t(row) * attention_stride_, row, attention_stride_, kinds);
