@@ -5,7 +5,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
@@ -23,7 +24,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.step_meter import StepMeter
 from engine.text import load_text
 from engine.types import EngineConfig, EngineInfo
-from kernels.contract import BackendUnavailable, KVLayout
+from kernels.contract import BackendUnavailable, KVDType, KVLayout
 from kernels.cpu.build import default_cache_dir
 from kernels.peaks import Peaks, machine_peaks
 from kernels.registry import Selection, select_backend
@@ -34,6 +35,7 @@ from prefix_cache.snapshot import Identity
 from prefix_cache.tiers import DiskTier
 
 _log = logging.getLogger(__name__)
+_KV_DTYPES: Final = MappingProxyType({"f16": KVDType.F16, "int8": KVDType.I8})
 
 
 def build_core(config: EngineConfig) -> Core:
@@ -90,7 +92,7 @@ def assemble_core(
             f"{spec.max_context}: ask for at most that"
         )
     shape = (spec.num_layers, spec.num_kv_heads, spec.head_dim, config.page_size)
-    layout = KVLayout(*shape, backend.kv_dtype)
+    layout = KVLayout(*shape, _KV_DTYPES.get(config.kv_dtype, backend.kv_dtype))
     loaded = backend.load(spec, model.weights)
     free = backend.free_device_bytes()
     num_pages = count_pages(layout, max_context, config.kv_memory_bytes, free)
@@ -171,6 +173,9 @@ def _disk_tier(config: EngineConfig, info: EngineInfo, runner: ModelRunner[Any, 
 
 
 def _check_config(config: EngineConfig) -> None:
+    if config.kv_dtype not in ("auto", *_KV_DTYPES):
+        names = ", ".join(("auto", *_KV_DTYPES))
+        raise EngineError(f"--kv-dtype is {config.kv_dtype!r}; there are {names}")
     for name in ("token_budget", "max_running", "page_size"):
         if getattr(config, name) < 1:
             raise EngineError(f"{name} is {getattr(config, name)}, it must be at least 1")

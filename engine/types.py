@@ -323,10 +323,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `decode_token_budget`, unless 0, does while other sequences decode, instead of any time.
     `itl_target_ms` is the time between tokens that is kept, `ttft_target_ms` that to the first
     token, which is promised by refusing what could not keep it; 0 for none. `max_waiting` requests
-    with `max_waiting_tokens` prompt tokens may wait, more are refused.
-    `cache_dir` keeps what is cached from one engine to the next; "" for nothing. What is evicted
-    is kept on disk, up to `cache_disk_bytes`. The cache is audited `idle_audit_s` after the last
-    request ended; 0 for never.
+    with `max_waiting_tokens` prompt tokens may wait, more are refused. `kv_dtype` is how pages hold
+    keys and values: f16, int8, or auto, the backend's own way. `cache_dir` keeps what is cached
+    from one engine to the next; "" for nothing. What is evicted is kept on disk, up to
+    `cache_disk_bytes`. The cache is audited `idle_audit_s` after the last request ended; 0 for
+    never.
     """
 
     model: str
@@ -334,6 +335,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int = 0
     threads: int = 0
     exact: bool = False
+    kv_dtype: str = "auto"
     backend: str = "auto"
     page_size: int = 16
     token_budget: int = 512

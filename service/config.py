@@ -88,6 +88,7 @@ class Settings:
     max_context: int = 0
     threads: int = 0
     exact: bool = False
+    kv_dtype: str = "auto"
     backend: str = "auto"
     itl_target_ms: float = 0.0
     ttft_target_ms: float = 0.0
@@ -121,6 +122,7 @@ class Settings:
             max_context=self.max_context,
             threads=self.threads,
             exact=self.exact,
+            kv_dtype=self.kv_dtype,
             backend=self.backend,
             cache_disk_bytes=self.cache_disk_bytes,
             cache_dir="" if self.cache_dir is None else str(self.cache_dir.absolute()),
@@ -190,6 +192,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         max_context=given.max_context,
         threads=given.threads,
         exact=given.exact,
+        kv_dtype=given.kv_dtype,
         backend=given.backend,
         itl_target_ms=given.itl_target_ms,
         ttft_target_ms=given.ttft_target_ms,
@@ -337,6 +340,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-context", type=int, default=0, metavar="TOKENS", help="longest prompt and answer")
     add("--threads", type=int, default=0, help="compute threads (default: one per core)")
     add("--exact", action="store_true", help="compute with full-precision activations, slower")
+    add(
+        "--kv-dtype",
+        choices=("auto", "f16", "int8"),
+        default="auto",
+        help="how pages hold keys and values; int8 takes half the memory (default: the backend's)",
+    )
     add("--backend", default="auto", help="kernels to use (default: the fastest that fits)")
     add(
         "--itl-target-ms",

@@ -2,8 +2,8 @@
 
 Numeric modes, with the instruction set that runs in the name: "cpu-avx2-w4a8": 4-bit weights meet
 activations quantised to 8 bits per row and 32 columns, Q8_0 weights meet 16-bit ones, float weights
-meet float32; everything else is float32, and KV is float16. "cpu-avx2-exact": float32 activations
-throughout. AVX-512 gives the bits of AVX2.
+meet float32; everything else is float32, and pages are float16 or 8-bit codes. "cpu-avx2-exact":
+float32 activations throughout. AVX-512 gives the bits of AVX2.
 """
 
 import ctypes
@@ -32,6 +32,7 @@ from kernels.contract import (
 from kernels.cpu import build, library
 from kernels.weight_shapes import check_weights
 
+MAX_HEAD_DIM = 1024
 _TYPE_CODES = {type_: code for code, type_ in enumerate(WeightType)}
 
 
@@ -105,8 +106,7 @@ class CpuBackend:
 
     def load(self, spec: DecoderSpec, weights: DecoderWeights) -> CpuModel:
         """Repack the weights. See contract.Backend.load."""
-        if spec.head_dim % 8:
-            raise ContractError(f"head_dim {spec.head_dim} is not a multiple of 8")
+        _check_head_dim(spec.head_dim)
         sources = _source_weights(spec, weights)
         native = _native_spec(spec)
         address = self._library.hw_load(self._handle.address, native, sources)
@@ -116,15 +116,19 @@ class CpuBackend:
         return CpuModel(spec, self._library.hw_model_bytes(address), handle)
 
     def alloc_kv(self, layout: KVLayout, num_pages: int) -> CpuKVPool:
-        """Memory for the pages, float16. Raises MemoryError; ContractError for another dtype."""
-        if layout.dtype is not KVDType.F16:
-            raise ContractError(f"the cpu backend keeps KV in f16, not {layout.dtype.value}")
-        if layout.head_dim % 8:
-            raise ContractError(f"head_dim {layout.head_dim} is not a multiple of 8")
+        """Memory for the pages, f16 or i8. Raises MemoryError; ContractError for another dtype."""
+        if layout.dtype not in (KVDType.F16, KVDType.I8):
+            raise ContractError(f"the cpu backend keeps KV in f16 or i8, not {layout.dtype.value}")
+        _check_head_dim(layout.head_dim)
         if num_pages < 1:
             raise ContractError(f"num_pages is {num_pages}, not at least 1")
         address = self._library.hw_alloc_kv(
-            layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.page_size, num_pages
+            layout.num_layers,
+            layout.num_kv_heads,
+            layout.head_dim,
+            layout.page_size,
+            int(layout.dtype.scaled),
+            num_pages,
         )
         if not address:
             raise MemoryError(f"no memory for {num_pages} pages of {layout.page_bytes} bytes")
@@ -204,6 +208,11 @@ class CpuBackend:
     def close(self) -> None:
         """End the threads. Models and pools may outlive it, and are freed with their last user."""
         self._handle.free()
+
+
+def _check_head_dim(head_dim: int) -> None:
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        raise ContractError(f"head_dim {head_dim} is not a multiple of 8, at most {MAX_HEAD_DIM}")
 
 
 def _check_page(kv: CpuKVPool, page: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kernels.contract import BackendUnavailable
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 
 class SourceWeight(Structure):
@@ -81,7 +81,7 @@ _SIGNATURES = {
     "hw_load": ([c_void_p, POINTER(Spec), POINTER(SourceWeight)], c_void_p),
     "hw_free_model": ([c_void_p], None),
     "hw_model_bytes": ([c_void_p], c_int64),
-    "hw_alloc_kv": ([c_int32] * 5, c_void_p),
+    "hw_alloc_kv": ([c_int32] * 6, c_void_p),
     "hw_free_kv": ([c_void_p], None),
     "hw_copy_pages": ([c_void_p, c_void_p, c_void_p, c_int32], None),
     "hw_export_page": ([c_void_p, c_int32, c_void_p], None),

@@ -60,8 +60,9 @@ def in_chunks(
     model: CpuModel,
     chunk: int,
     pages: Sequence[int] = range(NUM_PAGES),
+    dtype: KVDType = KVDType.F16,
 ) -> Float32Array:
-    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), NUM_PAGES)
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), NUM_PAGES)
     rows = [
         full(backend, model, kv, make_batch([(TOKENS[at : at + chunk], at, pages)], PAGE_SIZE))
         for at in range(0, len(TOKENS), chunk)
@@ -83,6 +84,17 @@ def whole() -> Float32Array:
 def test_chunking(chunk: int, backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
     """Chunks of 1 are decode: it equals prefill."""
     np.testing.assert_array_equal(in_chunks(backend, model, chunk), whole)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunking_over_codes(
+    chunk: int, backend: CpuBackend, model: CpuModel, whole: Float32Array
+) -> None:
+    one = CpuBackend(threads=1, avx512=False)
+    expected = in_chunks(one, load(one), len(TOKENS), dtype=KVDType.I8)
+    one.close()
+    assert np.isfinite(expected).all() and not np.array_equal(expected, whole)
+    np.testing.assert_array_equal(in_chunks(backend, model, chunk, dtype=KVDType.I8), expected)
 
 
 @pytest.mark.parametrize("exact", [False, True])

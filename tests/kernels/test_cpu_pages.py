@@ -40,14 +40,18 @@ def filled(backend: CpuBackend, layout: KVLayout, num_pages: int) -> tuple[CpuKV
     return kv, pages
 
 
+@pytest.mark.parametrize("dtype", [KVDType.F16, KVDType.I8])
 @pytest.mark.parametrize("page_size", [1, 4, 8, 16, 32])
-def test_export_returns_what_was_imported(backend: CpuBackend, page_size: int) -> None:
-    kv, pages = filled(backend, replace(LAYOUT, page_size=page_size), 3)
+def test_export_returns_what_was_imported(
+    backend: CpuBackend, page_size: int, dtype: KVDType
+) -> None:
+    kv, pages = filled(backend, replace(LAYOUT, page_size=page_size, dtype=dtype), 3)
     assert [backend.export_page(kv, page) for page in range(3)] == pages
 
 
-def test_copy_pages(backend: CpuBackend) -> None:
-    kv, pages = filled(backend, LAYOUT, 5)
+@pytest.mark.parametrize("dtype", [KVDType.F16, KVDType.I8])
+def test_copy_pages(backend: CpuBackend, dtype: KVDType) -> None:
+    kv, pages = filled(backend, replace(LAYOUT, dtype=dtype), 5)
     backend.copy_pages(kv, np.array([0, 3], dtype=np.int32), np.array([4, 1], dtype=np.int32))
     got = [backend.export_page(kv, page) for page in range(5)]
     assert got == [pages[0], pages[3], pages[2], pages[3], pages[0]]
@@ -70,6 +74,28 @@ def test_logical_order_is_the_reference_backends(backend: CpuBackend, model: Cpu
     weights = random_weights(SPEC, np.random.default_rng(0), all_of(WeightType.F32))
     expected = written(reference, reference.load(SPEC, weights))
     np.testing.assert_allclose(written(backend, model), expected, rtol=2e-3, atol=1e-4)
+
+
+def test_codes_are_the_reference_backends(backend: CpuBackend, model: CpuModel) -> None:
+    """The keys and values of a step, exported as codes and scales, are the reference's to a
+    code."""
+    layout = replace(LAYOUT, dtype=KVDType.I8)
+    batch = make_batch([(list(range(16)), 0, [1])], 16)
+
+    def written(one: Any, loaded: Any) -> tuple[Float32Array, Float32Array]:
+        kv = one.alloc_kv(layout, 2)
+        one.step(loaded, kv, batch)
+        page = one.export_page(kv, 1)
+        codes = layout.page_bytes * SPEC.head_dim // (SPEC.head_dim + 4)
+        return np.frombuffer(page[:codes], np.int8), np.frombuffer(page[codes:], np.float32)
+
+    reference = ReferenceBackend(threads=1)
+    weights = random_weights(SPEC, np.random.default_rng(0), all_of(WeightType.F32))
+    expected, expected_scales = written(reference, reference.load(SPEC, weights))
+    codes, scales = written(backend, model)
+    np.testing.assert_allclose(scales, expected_scales, rtol=1e-2)
+    assert np.abs(codes.astype(int) - expected).max() <= 2
+    assert np.mean(codes == expected) > 0.97
 
 
 def test_pages_outside_the_table_are_untouched(backend: CpuBackend, model: CpuModel) -> None:
@@ -130,7 +156,7 @@ def test_refusals_name_the_argument(backend: CpuBackend, model: CpuModel) -> Non
         backend.export_page(kv, 2)
     with pytest.raises(ContractError, match="data has 3 bytes"):
         backend.import_page(kv, 1, b"abc")
-    with pytest.raises(ContractError, match="f16, not f32"):
+    with pytest.raises(ContractError, match="f16 or i8, not f32"):
         backend.alloc_kv(replace(LAYOUT, dtype=KVDType.F32), 2)
     with pytest.raises(ContractError, match="head_dim 12"):
         backend.alloc_kv(replace(LAYOUT, head_dim=12), 2)

@@ -50,7 +50,7 @@ def test_every_option_arrives() -> None:
     line = (
         "--host ::1 --port 9 --model m.gguf --served-model-name a b --kv-memory 1GiB "
         "--max-context 512 --threads 3 --exact --backend cpu --allowed-host x --allowed-host y "
-        "--allowed-origin https://o --log-level debug"
+        "--allowed-origin https://o --log-level debug --kv-dtype int8"
     )
     settings = parse(*line.split())
     assert (settings.host, settings.port, settings.model) == ("::1", 9, Path("m.gguf"))
@@ -60,6 +60,7 @@ def test_every_option_arrives() -> None:
     engine = settings.engine_config(Path("m.gguf"))
     assert (engine.model, engine.kv_memory_bytes, engine.max_context) == ("m.gguf", 1 << 30, 512)
     assert (engine.threads, engine.exact, engine.backend) == (3, True, "cpu")
+    assert engine.kv_dtype == "int8"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "gpu.example"])

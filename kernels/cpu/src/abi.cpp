@@ -10,7 +10,7 @@ using namespace headwater;
 
 namespace {
 
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 template <class F>
 auto guarded(F make) noexcept -> decltype(make()) {
@@ -21,19 +21,31 @@ auto guarded(F make) noexcept -> decltype(make()) {
   }
 }
 
-// Walks a page in logical order [layer, K|V, kv_head, slot, head_dim] together with its place.
+// Walks a page in logical order, its elements [layer, K|V, kv_head, slot, head_dim] and then, where
+// it has them, its scales [layer, K|V, kv_head, slot]: visit(place in the page, number of bytes).
 template <class F>
-void each_element(const PageShape& s, uint16_t* page, F visit) {
-  size_t logical = 0;
-  for (int layer = 0; layer < s.num_layers; ++layer)
-    for (int value = 0; value < 2; ++value)
-      for (int h = 0; h < s.num_kv_heads; ++h) {
-        uint16_t* head = page + s.layer_elems() * layer + s.head_elems() * h;
-        for (int slot = 0; slot < s.page_size; ++slot)
-          for (int d = 0; d < s.head_dim; ++d)
-            visit(logical++, value ? head + s.key_elems() + size_t(slot) * s.head_dim + d
-                                   : head + size_t(d) * s.key_lanes() + slot);
+void each_element(const PageShape& s, F visit) {
+  const auto heads = [&](auto visit_head) {
+    for (int layer = 0; layer < s.num_layers; ++layer)
+      for (int value = 0; value < 2; ++value)
+        for (int h = 0; h < s.num_kv_heads; ++h)
+          visit_head(value != 0, s.layer_bytes() * layer + s.head_bytes() * h);
+  };
+  const size_t size = s.element_bytes();
+  heads([&](bool value, size_t head) {
+    for (int slot = 0; slot < s.page_size; ++slot)
+      for (int d = 0; d < s.head_dim; ++d) {
+        const size_t key = size_t(d) * s.key_lanes() + slot;
+        const size_t place = size_t(slot) * s.head_dim + d;
+        visit(head + (value ? s.key_bytes() + place * size : key * size), size);
       }
+  });
+  if (!s.scaled) return;
+  heads([&](bool value, size_t head) {
+    for (int slot = 0; slot < s.page_size; ++slot)
+      visit(head + (value ? s.value_scales() : s.key_scales()) + sizeof(float) * slot,
+            sizeof(float));
+  });
 }
 
 }  // namespace
@@ -56,23 +68,32 @@ Model* hw_load(Backend* backend, const Spec* spec, const SourceWeight* weights) 
 void hw_free_model(Model* model) { delete model; }
 int64_t hw_model_bytes(const Model* model) { return int64_t(model->arena.bytes()); }
 
-KVPool* hw_alloc_kv(int layers, int kv_heads, int head_dim, int page_size, int num_pages) {
+KVPool* hw_alloc_kv(int layers, int kv_heads, int head_dim, int page_size, int scaled,
+                    int num_pages) {
   return guarded([&] {
-    const PageShape shape{layers, kv_heads, head_dim, page_size};
-    return new KVPool{shape, num_pages, Mapping(shape.page_elems() * 2 * num_pages, true)};
+    const PageShape shape{layers, kv_heads, head_dim, page_size, scaled != 0};
+    return new KVPool{shape, num_pages, Mapping(shape.page_bytes() * num_pages, true)};
   });
 }
 void hw_free_kv(KVPool* kv) { delete kv; }
 
 void hw_copy_pages(KVPool* kv, const int32_t* src, const int32_t* dst, int n) {
   for (int i = 0; i < n; ++i)
-    std::memcpy(kv->page(dst[i]), kv->page(src[i]), kv->shape.page_elems() * 2);
+    std::memcpy(kv->page(dst[i]), kv->page(src[i]), kv->shape.page_bytes());
 }
-void hw_export_page(KVPool* kv, int page, uint16_t* out) {
-  each_element(kv->shape, kv->page(page), [&](size_t i, const uint16_t* e) { out[i] = *e; });
+void hw_export_page(const KVPool* kv, int page, uint8_t* out) {
+  const uint8_t* in = kv->page(page);
+  each_element(kv->shape, [&](size_t place, size_t bytes) {
+    std::memcpy(out, in + place, bytes);
+    out += bytes;
+  });
 }
-void hw_import_page(KVPool* kv, int page, const uint16_t* data) {
-  each_element(kv->shape, kv->page(page), [&](size_t i, uint16_t* e) { *e = data[i]; });
+void hw_import_page(KVPool* kv, int page, const uint8_t* data) {
+  uint8_t* out = kv->page(page);
+  each_element(kv->shape, [&](size_t place, size_t bytes) {
+    std::memcpy(out + place, data, bytes);
+    data += bytes;
+  });
 }
 
 int hw_step(Backend* backend, const Model* model, const KVPool* kv, const Batch* batch,

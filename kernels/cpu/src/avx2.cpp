@@ -88,6 +88,22 @@ void to_half(const float* x, int n, uint16_t* out) {
                      _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
 }
 
+void to_codes(const float* x, int n, int8_t* out, float* scale) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  __m256 high = _mm256_setzero_ps();
+  for (int i = 0; i < n; i += 8)
+    high = _mm256_max_ps(high, _mm256_andnot_ps(sign, _mm256_loadu_ps(x + i)));
+  const float largest = horizontal_max(high);
+  *scale = largest > 0.0f ? largest / 127.0f : 1.0f;
+  const __m256 divisor = _mm256_set1_ps(*scale);
+  for (int i = 0; i < n; i += 8) {
+    const __m256i q = _mm256_cvtps_epi32(_mm256_div_ps(_mm256_loadu_ps(x + i), divisor));
+    const __m128i pairs =
+        _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out + i), _mm_packs_epi16(pairs, pairs));
+  }
+}
+
 float log_sum_exp(const float* x, int n) {
   float high = -std::numeric_limits<float>::infinity();
   __m256 top = _mm256_set1_ps(high);
@@ -178,6 +194,7 @@ const Isa& avx2() {
       quantise16,
       silu_mul,
       to_half,
+      to_codes,
       avx2_kernels::attend,
       avx2_kernels::merge,
       avx2_kernels::finish,

@@ -24,21 +24,35 @@ struct KeyRange {
   int last;
 };
 
-inline const uint16_t* page_at(const AttendBlock& work, int key) {
-  return work.head_base + work.page_elems * work.page_table[key / work.shape.page_size];
+inline const uint8_t* page_at(const AttendBlock& work, int key) {
+  return work.head_base + work.shape.page_bytes() * work.page_table[key / work.shape.page_size];
 }
 
+// How a page's elements become floats, eight at a time.
+struct Halves {
+  using Element = uint16_t;
+  static __m256 load(const Element* p) { return load_half(p); }
+};
+
+struct Codes {
+  using Element = int8_t;
+  static __m256 load(const Element* p) {
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+};
+
 // Scores of `kVectors` * 8 keys that lie side by side in a page.
-template <int R, int kVectors>
-inline void score_keys(const float* const* q, const uint16_t* keys, int lanes, int head_dim,
-                       const uint16_t* next, float* scores) {
+template <class Format, int R, int kVectors>
+inline void score_keys(const float* const* q, const typename Format::Element* keys, int lanes,
+                       int head_dim, const typename Format::Element* next, float* scores) {
   __m256 acc[R][kVectors];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm256_setzero_ps();
   for (int d = 0; d < head_dim; ++d) {
     __m256 k[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) k[v] = load_half(keys + d * lanes + 8 * v);
+    for (int v = 0; v < kVectors; ++v) k[v] = Format::load(keys + d * lanes + 8 * v);
     _mm_prefetch(reinterpret_cast<const char*>(next + d * lanes), _MM_HINT_T0);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
@@ -52,20 +66,34 @@ inline void score_keys(const float* const* q, const uint16_t* keys, int lanes, i
       _mm256_storeu_ps(scores + r * kScoreStride + 8 * v, acc[r][v]);
 }
 
-template <int R>
+// x[i] *= scales[i], lanes a multiple of 8.
+inline void scale(float* x, const uint8_t* scales, int lanes) {
+  for (int i = 0; i < lanes; i += 8)
+    _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i),
+                                          _mm256_loadu_ps(reinterpret_cast<const float*>(scales) +
+                                                          i)));
+}
+
+template <class Format, int R>
 void score(const AttendBlock& work, const float* const* q, KeyRange keys, float* scores) {
-  const int page_size = work.shape.page_size;
+  using Element = typename Format::Element;
+  const int page_size = work.shape.page_size, head_dim = work.shape.head_dim;
   const int lanes = work.shape.key_lanes();
   const int begin = work.block * kKeyBlock;
   for (int key = keys.first / page_size * page_size; key <= keys.last; key += page_size) {
-    const uint16_t* page = page_at(work, key);
-    const uint16_t* next = page_at(work, std::min(key + kPagesAhead * page_size, keys.last));
+    const uint8_t* page = page_at(work, key);
+    const auto* own = reinterpret_cast<const Element*>(page);
+    const auto* next = reinterpret_cast<const Element*>(
+        page_at(work, std::min(key + kPagesAhead * page_size, keys.last)));
     float* out = scores + key - begin;
     int lane = 0;
     for (; lane + 16 <= lanes; lane += 16)
-      score_keys<R, 2>(q, page + lane, lanes, work.shape.head_dim, next + lane, out + lane);
+      score_keys<Format, R, 2>(q, own + lane, lanes, head_dim, next + lane, out + lane);
     if (lane < lanes)
-      score_keys<R, 1>(q, page + lane, lanes, work.shape.head_dim, next + lane, out + lane);
+      score_keys<Format, R, 1>(q, own + lane, lanes, head_dim, next + lane, out + lane);
+    if (work.shape.scaled)
+      for (int r = 0; r < R; ++r)
+        scale(out + r * kScoreStride, page + work.shape.key_scales(), lanes);
   }
 }
 
@@ -98,26 +126,43 @@ void soften(float* scores, int first, int last, int first_vector, int end_vector
   *sum = horizontal_sum(total);
 }
 
+// Multiplies the weights of R rows with the scales of their values.
+template <int R>
+void scale_weights(const AttendBlock& work, KeyRange keys, float* weights) {
+  const int page_size = work.shape.page_size, begin = work.block * kKeyBlock;
+  for (int key = keys.first / page_size * page_size; key <= keys.last; key += page_size) {
+    const auto* scales =
+        reinterpret_cast<const float*>(page_at(work, key) + work.shape.value_scales());
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < page_size; ++i) weights[r * kScoreStride + key - begin + i] *= scales[i];
+  }
+}
+
 // kVectors * 8 columns of the output of R rows.
-template <int R, int kVectors>
+template <class Format, int R, int kVectors>
 inline void weigh_columns(const AttendBlock& work, KeyRange keys, const float* weights, int column,
                           float* const* outputs) {
+  using Element = typename Format::Element;
   const int page_size = work.shape.page_size;
   const int head_dim = work.shape.head_dim;
   const int begin = work.block * kKeyBlock;
   __m256 acc[R][kVectors];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm256_setzero_ps();
+  const auto at = [&](int key, int slot) {
+    const auto* values =
+        reinterpret_cast<const Element*>(page_at(work, key) + work.shape.key_bytes());
+    return values + size_t(slot) * head_dim + column;
+  };
   for (int key = keys.first; key <= keys.last;) {
     const int end = std::min(keys.last + 1, (key / page_size + 1) * page_size);
-    const size_t offset = work.shape.key_elems() + size_t(key % page_size) * head_dim + column;
-    const uint16_t* values = page_at(work, key) + offset;
-    const uint16_t* next = page_at(work, std::min(end, keys.last)) + offset;
+    const Element* values = at(key, key % page_size);
+    const Element* next = at(std::min(end, keys.last), key % page_size);
     for (; key < end; ++key, values += head_dim, next += head_dim) {
       _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
       __m256 x[kVectors];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) x[v] = load_half(values + 8 * v);
+      for (int v = 0; v < kVectors; ++v) x[v] = Format::load(values + 8 * v);
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         const __m256 p = _mm256_broadcast_ss(weights + r * kScoreStride + key - begin);
@@ -131,11 +176,11 @@ inline void weigh_columns(const AttendBlock& work, KeyRange keys, const float* w
       _mm256_storeu_ps(outputs[r] + column + 8 * v, acc[r][v]);
 }
 
-template <int R>
+template <class Format, int R>
 void attend_rows(const AttendBlock& work, int row, KeyRange keys) {
   alignas(32) float scores[R * kScoreStride];
   const int begin = work.block * kKeyBlock;
-  score<R>(work, work.queries + row, keys, scores);
+  score<Format, R>(work, work.queries + row, keys, scores);
   float* outputs[R];
   for (int r = 0; r < R; ++r) {
     float* partial = work.partials[row + r];
@@ -144,12 +189,25 @@ void attend_rows(const AttendBlock& work, int row, KeyRange keys) {
            partial, partial + 1);
     outputs[r] = partial + kPartialHead;
   }
+  if (work.shape.scaled) scale_weights<R>(work, keys, scores);
   constexpr int kVectors = R <= 3 ? 4 : 2;
   int column = 0;
   for (; column + 8 * kVectors <= work.shape.head_dim; column += 8 * kVectors)
-    weigh_columns<R, kVectors>(work, keys, scores, column, outputs);
+    weigh_columns<Format, R, kVectors>(work, keys, scores, column, outputs);
   for (; column < work.shape.head_dim; column += 8)
-    weigh_columns<R, 1>(work, keys, scores, column, outputs);
+    weigh_columns<Format, R, 1>(work, keys, scores, column, outputs);
+}
+
+template <class Format>
+void some_rows(const AttendBlock& work, int row, int count, KeyRange keys) {
+  switch (count) {
+    case 1: attend_rows<Format, 1>(work, row, keys); break;
+    case 2: attend_rows<Format, 2>(work, row, keys); break;
+    case 3: attend_rows<Format, 3>(work, row, keys); break;
+    case 4: attend_rows<Format, 4>(work, row, keys); break;
+    case 5: attend_rows<Format, 5>(work, row, keys); break;
+    default: attend_rows<Format, 6>(work, row, keys); break;
+  }
 }
 
 }  // namespace
@@ -163,18 +221,12 @@ void attend(const AttendBlock& work) {
       keys.first = std::min(keys.first, std::max(begin, work.first_key[r]));
       keys.last = std::max(keys.last, std::min(begin + kKeyBlock - 1, work.last_key[r]));
     }
-    if (keys.first > keys.last) {
+    if (keys.first > keys.last)
       for (int r = row; r < row + count; ++r) work.partials[r][0] = kUnseen;
-    } else {
-      switch (count) {
-        case 1: attend_rows<1>(work, row, keys); break;
-        case 2: attend_rows<2>(work, row, keys); break;
-        case 3: attend_rows<3>(work, row, keys); break;
-        case 4: attend_rows<4>(work, row, keys); break;
-        case 5: attend_rows<5>(work, row, keys); break;
-        default: attend_rows<6>(work, row, keys); break;
-      }
-    }
+    else if (work.shape.scaled)
+      some_rows<Codes>(work, row, count, keys);
+    else
+      some_rows<Halves>(work, row, count, keys);
     row += count;
   }
 }

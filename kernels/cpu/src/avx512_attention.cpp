@@ -23,9 +23,21 @@ struct VectorRange {
   int end;
 };
 
-inline __m512 load_half(const uint16_t* p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
+// How a page's elements become floats, 16 at a time.
+struct Halves {
+  using Element = uint16_t;
+  static __m512 load(const Element* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+};
+
+struct Codes {
+  using Element = int8_t;
+  static __m512 load(const Element* p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+};
 
 // exp(x) of x <= 0, with the bits of exp_ps in avx2_math.h: adding 1.5 * 2^23 rounds to the nearest
 // integer and leaves it in the low bits.
@@ -51,39 +63,47 @@ inline __m512 exp_negative(__m512 x) {
       _mm512_maskz_add_epi32(normal, _mm512_castps_si512(p), shift));
 }
 
-// A block's pages as vectors of 16 keys: where the keys and the values of each begin.
+// A block's pages as vectors of 16 keys: where the keys, the values and their scales begin.
+template <class Format>
 struct Vectors {
+  using Element = typename Format::Element;
+
   Vectors(const AttendBlock& work, VectorRange range) {
-    const int page_size = work.shape.page_size;
+    const PageShape& shape = work.shape;
+    const size_t page_bytes = shape.page_bytes(), values_at = shape.key_bytes();
     for (int v = range.first; v < range.end; ++v) {
-      const int key = work.block * kKeyBlock + v * kLanes, slot = key % page_size;
-      const uint16_t* page =
-          work.head_base + work.page_elems * work.page_table[key / page_size];
-      keys[v] = page + slot;
-      values[v] = page + work.shape.key_elems() + size_t(slot) * work.shape.head_dim;
+      const int key = work.block * kKeyBlock + v * kLanes, slot = key % shape.page_size;
+      const uint8_t* page = work.head_base + page_bytes * work.page_table[key / shape.page_size];
+      keys[v] = reinterpret_cast<const Element*>(page) + slot;
+      values[v] = reinterpret_cast<const Element*>(page + values_at) + size_t(slot) * shape.head_dim;
+      key_scales[v] = reinterpret_cast<const float*>(page + shape.key_scales()) + slot;
+      value_scales[v] = reinterpret_cast<const float*>(page + shape.value_scales()) + slot;
     }
   }
 
-  const uint16_t* keys[kBlockVectors];    // [head_dim][page_size]
-  const uint16_t* values[kBlockVectors];  // [16][head_dim]
+  const Element* keys[kBlockVectors];    // [head_dim][page_size]
+  const Element* values[kBlockVectors];  // [16][head_dim]
+  const float* key_scales[kBlockVectors];
+  const float* value_scales[kBlockVectors];
 };
 
-inline void prefetch(const uint16_t* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+inline void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
 }
 
-// Scores of V vectors of keys for R rows. kFirst: the first rows of a tile, for whom pages come from
-// memory; meanwhile the next vectors of keys and the values of these are fetched.
-template <bool kFirst, int R, int V>
-inline void score(const float* const* q, const Vectors& vectors, int first, int ahead,
-                  int page_size, int head_dim, float* scores) {
-  const uint16_t* const* keys = vectors.keys + first;
+// Scores of V vectors of keys for R rows. kFirst: the first rows of a tile, for whom pages come
+// from memory; meanwhile the next vectors of keys and the values of these are fetched.
+template <class Format, bool kFirst, int R, int V>
+inline void score(const float* const* q, const Vectors<Format>& vectors, int first, int ahead,
+                  const PageShape& shape, float* scores) {
+  const typename Format::Element* const* keys = vectors.keys + first;
+  const int page_size = shape.page_size;
   __m512 acc[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
-  // A line holds two rows of 16 keys, or one of 32, which two vectors share.
+  // A line holds two rows of 16 keys (four of codes), or one of 32, which two vectors share.
   const int odd = page_size > kLanes ? page_size : 0;
-  for (int pair = 0; pair < head_dim; pair += 2) {
+  for (int pair = 0; pair < shape.head_dim; pair += 2) {
     if constexpr (kFirst)
       for (int v = 0; v < V; ++v) {
         prefetch(vectors.keys[ahead + v] + pair * page_size + (v & 1) * odd);
@@ -93,7 +113,7 @@ inline void score(const float* const* q, const Vectors& vectors, int first, int 
     for (int d = pair; d < pair + 2; ++d) {
       __m512 k[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) k[v] = load_half(keys[v] + d * page_size);
+      for (int v = 0; v < V; ++v) k[v] = Format::load(keys[v] + d * page_size);
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         const __m512 x = _mm512_set1_ps(q[r][d]);
@@ -104,7 +124,11 @@ inline void score(const float* const* q, const Vectors& vectors, int first, int 
   }
   scores += first * kLanes;
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) _mm512_storeu_ps(scores + r * kKeyBlock + kLanes * v, acc[r][v]);
+    for (int v = 0; v < V; ++v) {
+      if (shape.scaled)
+        acc[r][v] = _mm512_mul_ps(acc[r][v], _mm512_loadu_ps(vectors.key_scales[first + v]));
+      _mm512_storeu_ps(scores + r * kKeyBlock + kLanes * v, acc[r][v]);
+    }
 }
 
 // Gives the keys of a row's vector that it does not see the score -inf.
@@ -142,20 +166,20 @@ void soften(float* scores, int first, int last, VectorRange range, float* maximu
 }
 
 // V * 16 columns of the outputs of R rows over keys [first, last] of the block.
-template <int R, int V>
-inline void weigh(const Vectors& vectors, int first, int last, int head_dim, const float* weights,
-                  int column, float* const* outputs) {
+template <class Format, int R, int V>
+inline void weigh(const Vectors<Format>& vectors, int first, int last, int head_dim,
+                  const float* weights, int column, float* const* outputs) {
   __m512 acc[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
   for (int key = first; key <= last;) {
     const int end = std::min(last + 1, (key / kLanes + 1) * kLanes);
-    const uint16_t* values =
+    const typename Format::Element* values =
         vectors.values[key / kLanes] + size_t(key % kLanes) * head_dim + column;
     for (; key < end; ++key, values += head_dim) {
       __m512 x[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) x[v] = load_half(values + kLanes * v);
+      for (int v = 0; v < V; ++v) x[v] = Format::load(values + kLanes * v);
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         const __m512 p = _mm512_set1_ps(weights[r * kKeyBlock + key]);
@@ -169,55 +193,56 @@ inline void weigh(const Vectors& vectors, int first, int last, int head_dim, con
       _mm512_storeu_ps(outputs[r] + column + kLanes * v, acc[r][v]);
 }
 
-template <bool kFirst, int R>
+template <class Format, bool kFirst, int R>
 void attend_rows(const AttendBlock& work, int row, int first, int last) {
   alignas(64) float scores[R * kKeyBlock];
-  const int page_size = work.shape.page_size, head_dim = work.shape.head_dim;
-  const int begin = work.block * kKeyBlock;
+  const PageShape& shape = work.shape;
+  const int head_dim = shape.head_dim, begin = work.block * kKeyBlock;
   const VectorRange range{first / kLanes, last / kLanes + 1};
-  const Vectors vectors(work, range);
+  const Vectors<Format> vectors(work, range);
   const float* const* q = work.queries + row;
   int v = range.first;
   if constexpr (kFirst)
     for (int i = v; i < std::min(v + kMaxVectors, range.end); ++i)
-      for (int d = 0; d < head_dim; d += 2) prefetch(vectors.keys[i] + d * page_size);
+      for (int d = 0; d < head_dim; d += 2) prefetch(vectors.keys[i] + d * shape.page_size);
   for (; v + kMaxVectors <= range.end; v += kMaxVectors) {
     const int ahead = v + 2 * kMaxVectors <= range.end ? v + kMaxVectors : v;
-    score<kFirst, R, kMaxVectors>(q, vectors, v, ahead, page_size, head_dim, scores);
+    score<Format, kFirst, R, kMaxVectors>(q, vectors, v, ahead, shape, scores);
   }
-  for (; v < range.end; ++v)
-    score<kFirst, R, 1>(q, vectors, v, v, page_size, head_dim, scores);
+  for (; v < range.end; ++v) score<Format, kFirst, R, 1>(q, vectors, v, v, shape, scores);
   float* outputs[R];
   for (int r = 0; r < R; ++r) {
     float* partial = work.partials[row + r];
-    soften(scores + r * kKeyBlock, work.first_key[row + r] - begin, work.last_key[row + r] - begin,
-           range, partial, partial + 1);
+    float* weights = scores + r * kKeyBlock;
+    soften(weights, work.first_key[row + r] - begin, work.last_key[row + r] - begin, range,
+           partial, partial + 1);
+    for (v = range.first; shape.scaled && v < range.end; ++v)
+      _mm512_storeu_ps(weights + kLanes * v,
+                       _mm512_mul_ps(_mm512_loadu_ps(weights + kLanes * v),
+                                     _mm512_loadu_ps(vectors.value_scales[v])));
     outputs[r] = partial + kPartialHead;
   }
   int column = 0;
   for (; column + kMaxVectors * kLanes <= head_dim; column += kMaxVectors * kLanes)
-    weigh<R, kMaxVectors>(vectors, first, last, head_dim, scores, column, outputs);
+    weigh<Format, R, kMaxVectors>(vectors, first, last, head_dim, scores, column, outputs);
   for (; column < head_dim; column += kLanes)
-    weigh<R, 1>(vectors, first, last, head_dim, scores, column, outputs);
+    weigh<Format, R, 1>(vectors, first, last, head_dim, scores, column, outputs);
 }
 
-template <bool kFirst>
+template <class Format, bool kFirst>
 void some_rows(const AttendBlock& work, int row, int count, int first, int last) {
   switch (count) {
-    case 1: attend_rows<kFirst, 1>(work, row, first, last); break;
-    case 2: attend_rows<kFirst, 2>(work, row, first, last); break;
-    case 3: attend_rows<kFirst, 3>(work, row, first, last); break;
-    case 4: attend_rows<kFirst, 4>(work, row, first, last); break;
-    case 5: attend_rows<kFirst, 5>(work, row, first, last); break;
-    default: attend_rows<kFirst, 6>(work, row, first, last); break;
+    case 1: attend_rows<Format, kFirst, 1>(work, row, first, last); break;
+    case 2: attend_rows<Format, kFirst, 2>(work, row, first, last); break;
+    case 3: attend_rows<Format, kFirst, 3>(work, row, first, last); break;
+    case 4: attend_rows<Format, kFirst, 4>(work, row, first, last); break;
+    case 5: attend_rows<Format, kFirst, 5>(work, row, first, last); break;
+    default: attend_rows<Format, kFirst, 6>(work, row, first, last); break;
   }
 }
 
-}  // namespace
-
-void attend(const AttendBlock& work) {
-  if (work.shape.page_size % kLanes || work.shape.head_dim % kLanes)
-    return avx2_kernels::attend(work);
+template <class Format>
+void attend_pages(const AttendBlock& work) {
   const int begin = work.block * kKeyBlock;
   for (int row = 0; row < work.rows;) {
     const int count = std::min(kMaxRows, work.rows - row);
@@ -229,11 +254,22 @@ void attend(const AttendBlock& work) {
     if (first > last)
       for (int r = row; r < row + count; ++r) work.partials[r][0] = kUnseen;
     else if (row == 0)
-      some_rows<true>(work, row, count, first, last);
+      some_rows<Format, true>(work, row, count, first, last);
     else
-      some_rows<false>(work, row, count, first, last);
+      some_rows<Format, false>(work, row, count, first, last);
     row += count;
   }
+}
+
+}  // namespace
+
+void attend(const AttendBlock& work) {
+  if (work.shape.page_size % kLanes || work.shape.head_dim % kLanes)
+    avx2_kernels::attend(work);
+  else if (work.shape.scaled)
+    attend_pages<Codes>(work);
+  else
+    attend_pages<Halves>(work);
 }
 
 }  // namespace headwater::avx512_kernels

@@ -26,6 +26,9 @@ struct Isa {
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);  // n a multiple of 8
   void (*to_half)(const float* x, int n, uint16_t* out);                  // n a multiple of 8
 
+  // Codes of one vector and its scale, the largest magnitude / 127, 1 for zeros.
+  void (*to_codes)(const float* x, int n, int8_t* out, float* scale);  // n a multiple of 8
+
   void (*attend)(const AttendBlock& work);
   // Folds the partials of `count` consecutive key blocks, `stride` floats apart, into `state` in
   // ascending order (same layout as a partial; empty: maximum -inf).

@@ -71,19 +71,28 @@ struct Matrix {
   const uint8_t* tile(int index) const { return data + tile_bytes() * index; }
 };
 
-// Pages of float16: [page][layer][kv_head](K [head_dim][key_lanes], V [page_size][head_dim]).
-// Keys lie along the vector lanes; pages of fewer than 8 slots leave lanes unused.
+// Pages of float16, or of 8-bit codes with a float32 scale per slot:
+// [page][layer][kv_head](K [head_dim][key_lanes], V [page_size][head_dim], scales of K [key_lanes],
+// scales of V [key_lanes]). Keys lie along the vector lanes; pages of fewer than 8 slots leave lanes
+// unused. An element of a scaled page is code * scale.
 struct PageShape {
   int num_layers;
   int num_kv_heads;
   int head_dim;
   int page_size;
+  bool scaled;
 
+  int element_bytes() const { return scaled ? 1 : 2; }
   int key_lanes() const { return page_size < 8 ? 8 : page_size; }
-  size_t key_elems() const { return size_t(head_dim) * key_lanes(); }
-  size_t head_elems() const { return key_elems() + size_t(head_dim) * page_size; }
-  size_t layer_elems() const { return head_elems() * num_kv_heads; }
-  size_t page_elems() const { return layer_elems() * num_layers; }
+  size_t key_bytes() const { return size_t(head_dim) * key_lanes() * element_bytes(); }
+  size_t value_bytes() const { return size_t(head_dim) * page_size * element_bytes(); }
+  size_t key_scales() const { return key_bytes() + value_bytes(); }  // where they begin in a head
+  size_t value_scales() const { return key_scales() + sizeof(float) * key_lanes(); }
+  size_t head_bytes() const {
+    return scaled ? value_scales() + sizeof(float) * key_lanes() : key_scales();
+  }
+  size_t layer_bytes() const { return head_bytes() * num_kv_heads; }
+  size_t page_bytes() const { return layer_bytes() * num_layers; }
 };
 
 // Query rows that share a kv head and pages, against one key block.
@@ -93,8 +102,7 @@ struct AttendBlock {
   const int* last_key;
   int rows;
   int block;                  // keys block * 256 .. + 255
-  const uint16_t* head_base;  // this layer and kv head in page 0
-  size_t page_elems;
+  const uint8_t* head_base;  // this layer and kv head in page 0
   const int32_t* page_table;
   PageShape shape;
   float* const* partials;  // [rows] -> [8 + head_dim]: maximum, sum, ..., output; maximum -inf: no

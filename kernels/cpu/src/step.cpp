@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kChunkRows = 128;  // rows of one linear item: their activations stay in the L2 cache
 constexpr int kOutputFloats = 4096;
+constexpr int kMaxHeadDim = 1024;
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 int ceil_div(int n, int d) { return (n + d - 1) / d; }
@@ -280,17 +281,39 @@ class Step {
     if (slot < 0) return;
     float* k = q;
     const float* v = k + spec_.num_kv_heads * dim;
-    const int offset = slot % shape.page_size, lanes = shape.key_lanes();
-    uint16_t* out = kv_.page(slot / shape.page_size) + shape.layer_elems() * index;
-    for (int h = 0; h < spec_.num_kv_heads; ++h, k += dim, v += dim, out += shape.head_elems()) {
+    const int offset = slot % shape.page_size;
+    uint8_t* out = kv_.page(slot / shape.page_size) + shape.layer_bytes() * index;
+    for (int h = 0; h < spec_.num_kv_heads; ++h, k += dim, v += dim, out += shape.head_bytes()) {
       rotate(k, layer.k_norm, row);
-      for (int d = 0; d < dim; d += 8) {
-        uint16_t half[8];
-        isa_.to_half(k + d, 8, half);
-        for (int i = 0; i < 8; ++i) out[size_t(d + i) * lanes + offset] = half[i];
-      }
-      isa_.to_half(v, dim, out + shape.key_elems() + size_t(offset) * dim);
+      if (shape.scaled)
+        store_codes(k, v, offset, out);
+      else
+        store_halves(k, v, offset, reinterpret_cast<uint16_t*>(out));
     }
+  }
+
+  // A key and a value of one head to their slot of a page.
+  void store_halves(const float* k, const float* v, int slot, uint16_t* head) {
+    const PageShape& shape = kv_.shape;
+    const int dim = shape.head_dim, lanes = shape.key_lanes();
+    for (int d = 0; d < dim; d += 8) {
+      uint16_t half[8];
+      isa_.to_half(k + d, 8, half);
+      for (int i = 0; i < 8; ++i) head[size_t(d + i) * lanes + slot] = half[i];
+    }
+    isa_.to_half(v, dim, head + size_t(dim) * lanes + size_t(slot) * dim);
+  }
+
+  void store_codes(const float* k, const float* v, int slot, uint8_t* head) {
+    const PageShape& shape = kv_.shape;
+    const int dim = shape.head_dim, lanes = shape.key_lanes();
+    auto* codes = reinterpret_cast<int8_t*>(head);
+    int8_t key[kMaxHeadDim];
+    float* key_scale = reinterpret_cast<float*>(head + shape.key_scales()) + slot;
+    float* value_scale = reinterpret_cast<float*>(head + shape.value_scales()) + slot;
+    isa_.to_codes(k, dim, key, key_scale);
+    for (int d = 0; d < dim; ++d) codes[size_t(d) * lanes + slot] = key[d];
+    isa_.to_codes(v, dim, codes + shape.key_bytes() + size_t(slot) * dim, value_scale);
   }
 
   void attend(int index, const AttendItem& item, int thread) {
@@ -316,8 +339,8 @@ class Step {
     const PageShape& shape = kv_.shape;
     AttendBlock work{scratch.queries.data(), scratch.first_key.data(), scratch.last_key.data(),
                      rows, item.block,
-                     kv_.page(0) + shape.layer_elems() * index + shape.head_elems() * item.kv_head,
-                     shape.page_elems(), batch_.page_table + size_t(tile.seq) * batch_.max_pages,
+                     kv_.page(0) + shape.layer_bytes() * index + shape.head_bytes() * item.kv_head,
+                     batch_.page_table + size_t(tile.seq) * batch_.max_pages,
                      shape, scratch.blocks.data()};
     if (item.block >= 0)
       isa_.attend(work);

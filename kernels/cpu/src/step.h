@@ -15,9 +15,7 @@ struct KVPool {
   int num_pages;
   Mapping memory;
 
-  uint16_t* page(int id) const {
-    return reinterpret_cast<uint16_t*>(memory.data()) + shape.page_elems() * id;
-  }
+  uint8_t* page(int id) const { return memory.data() + shape.page_bytes() * id; }
 };
 
 // The C ABI's batch (kernels/contract.py, ForwardBatch), checked by the caller.
