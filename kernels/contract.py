@@ -37,7 +37,8 @@ class BackendUnavailable(RuntimeError):
 
 
 class WeightType(StrEnum):
-    """How the elements of a weight are stored; block formats are GGUF's, 32 elements a block."""
+    """How the elements of a weight are stored; block formats are GGUF's, 32 elements a block, and
+    256 in the K formats."""
 
     F32 = "f32"
     F16 = "f16"
@@ -45,16 +46,26 @@ class WeightType(StrEnum):
     Q8_0 = "q8_0"
     Q4_0 = "q4_0"
     Q4_1 = "q4_1"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
+    Q4_K = "q4_k"
+    Q5_K = "q5_k"
+    Q6_K = "q6_k"
 
     @property
     def block_size(self) -> int:
         """Elements per block."""
-        return 1 if self in (WeightType.F32, WeightType.F16, WeightType.BF16) else 32
+        if self in (WeightType.F32, WeightType.F16, WeightType.BF16):
+            return 1
+        return 256 if self.value.endswith("k") else 32
 
     @property
     def block_bytes(self) -> int:
-        """Bytes per block: the scale (and minimum) in float16, then the quants."""
-        return {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34, "q4_0": 18, "q4_1": 20}[self.value]
+        """Bytes per block."""
+        return {
+            **{"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34, "q4_0": 18, "q4_1": 20},
+            **{"q5_0": 22, "q5_1": 24, "q4_k": 144, "q5_k": 176, "q6_k": 210},
+        }[self.value]
 
 
 @dataclass(frozen=True, slots=True)

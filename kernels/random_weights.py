@@ -11,7 +11,12 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 NORMS = ("attn_norm", "mlp_norm")
 OPTIONAL = ("q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm")
 
-_QUANT_DEVIATION = {WeightType.Q8_0: 73.9, WeightType.Q4_0: 4.6, WeightType.Q4_1: 4.6}
+_QUANT_DEVIATION = {
+    **{WeightType.Q8_0: 73.9, WeightType.Q4_0: 4.6, WeightType.Q4_1: 4.6},
+    **{WeightType.Q5_0: 9.2, WeightType.Q5_1: 9.2},
+    **{WeightType.Q4_K: 4.6 * 36, WeightType.Q5_K: 9.2 * 36, WeightType.Q6_K: 18.5 * 74},
+}
+_MIDDLE = {WeightType.Q4_1: 7.5, WeightType.Q5_1: 15.5, WeightType.Q4_K: 7.5, WeightType.Q5_K: 15.5}
 
 
 def random_weights(
@@ -58,11 +63,17 @@ def random_matrix(
     if type_ not in _QUANT_DEVIATION:
         values = rng.normal(0.0, deviation, shape).astype(np.float32)
         return Weight(name, type_, shape, _stored(values, type_))
-    blocks = rng.integers(0, 256, (rows, cols // 32, type_.block_bytes), dtype=np.uint8)
-    scale = deviation / _QUANT_DEVIATION[type_] * rng.uniform(0.5, 1.5, (rows, cols // 32, 1))
-    blocks[..., :2] = scale.astype(np.float16).view(np.uint8)
-    if type_ is WeightType.Q4_1:
-        blocks[..., 2:4] = (-7.5 * scale).astype(np.float16).view(np.uint8)
+    num_blocks = cols // type_.block_size
+    blocks = rng.integers(0, 256, (rows, num_blocks, type_.block_bytes), dtype=np.uint8)
+    scale = deviation / _QUANT_DEVIATION[type_] * rng.uniform(0.5, 1.5, (rows, num_blocks, 1))
+    if type_ is WeightType.Q6_K:
+        blocks[..., -2:] = scale.astype(np.float16).view(np.uint8)
+    else:
+        blocks[..., :2] = scale.astype(np.float16).view(np.uint8)
+    if type_ in _MIDDLE:  # the K formats' minimum is subtracted
+        sign = 1 if type_.block_size == 256 else -1
+        middle = (sign * _MIDDLE[type_] * scale).astype(np.float16)
+        blocks[..., 2:4] = middle.view(np.uint8)
     return Weight(name, type_, shape, blocks.reshape(rows, -1))
 
 

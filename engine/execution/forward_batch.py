@@ -70,20 +70,34 @@ def _logit_rows(chunks: Sequence[SequenceChunk], cu_seqlens_q: Int32Array) -> In
 
 
 def prefix_groups(page_table: Int32Array, num_full_pages: Int32Array) -> tuple[PrefixGroup, ...]:
-    """Sequences that begin with the same pages, and how many they all share.
+    """Disjoint groups of sequences that begin with the same pages, chosen so that as few pages as
+    possible are read again: all that share a first page, or smaller groups that share more.
 
     page_table: int32 [S, max_pages]; num_full_pages: int32 [S], the pages that lie wholly before
     the new tokens of each sequence: only those count, every new token sees all of them.
     """
-    first: dict[int, list[int]] = {}
-    for sequence, page in enumerate(page_table[:, 0].tolist()):
-        if num_full_pages[sequence]:
-            first.setdefault(page, []).append(sequence)
-    groups = []
-    for members in first.values():
-        if len(members) > 1:
-            shown = page_table[members, : num_full_pages[members].min()]
-            same = (shown == shown[0]).all(axis=0)
-            num_pages = same.size if same.all() else int(same.argmin())
-            groups.append(PrefixGroup(tuple(members), num_pages))
+    _, groups = _best_groups(page_table, num_full_pages, list(range(len(page_table))), 0)
     return tuple(groups)
+
+
+def _best_groups(
+    page_table: Int32Array, num_full_pages: Int32Array, members: list[int], num_shared: int
+) -> tuple[int, list[PrefixGroup]]:
+    """Page reads spared and the groups, of members whose first `num_shared` pages are the same."""
+    apart: dict[int, list[int]] = {}
+    for sequence in members:
+        if num_full_pages[sequence] > num_shared:
+            apart.setdefault(int(page_table[sequence, num_shared]), []).append(sequence)
+    spared, groups = 0, list[PrefixGroup]()
+    for some in apart.values():
+        if len(some) > 1:
+            shown = page_table[some, num_shared : num_full_pages[some].min()]
+            same = (shown == shown[0]).all(axis=0)
+            length = num_shared + (same.size if same.all() else int(same.argmin()))
+            inner = _best_groups(page_table, num_full_pages, some, length)
+            spared += inner[0]
+            groups += inner[1]
+    together = (len(members) - 1) * num_shared
+    if together >= spared and num_shared:
+        return together, [PrefixGroup(tuple(members), num_shared)]
+    return spared, groups

@@ -7,6 +7,7 @@ import pytest
 
 from kernels.contract import ContractError, Weight, WeightType
 from kernels.dequantise import dequantise
+from kernels.random_weights import random_matrix
 
 
 def half(value: float) -> bytes:
@@ -62,3 +63,11 @@ def test_weights_are_whole_blocks() -> None:
         weight(WeightType.Q8_0, (33,), bytes(34))
     with pytest.raises(ContractError, match="w: data is uint8"):
         weight(WeightType.Q8_0, (32,), bytes(35))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WeightType if kind.block_size > 1])
+def test_blocks_of_any_bits_are_as_gguf_has_them(kind: WeightType) -> None:
+    gguf = pytest.importorskip("gguf")
+    one = random_matrix(np.random.default_rng(1), "w", kind, (7, 512))
+    expected = gguf.quants.dequantize(one.data, gguf.GGMLQuantizationType[kind.name])
+    np.testing.assert_allclose(dequantise(one), expected, rtol=1e-6, atol=1e-7)

@@ -75,7 +75,8 @@ struct Vectors {
       const int key = work.block * kKeyBlock + v * kLanes, slot = key % shape.page_size;
       const uint8_t* page = work.head_base + page_bytes * work.page_table[key / shape.page_size];
       keys[v] = reinterpret_cast<const Element*>(page) + slot;
-      values[v] = reinterpret_cast<const Element*>(page + values_at) + size_t(slot) * shape.head_dim;
+      values[v] = reinterpret_cast<const Element*>(page + values_at);
+      values[v] += size_t(slot) * shape.head_dim;
       key_scales[v] = reinterpret_cast<const float*>(page + shape.key_scales()) + slot;
       value_scales[v] = reinterpret_cast<const float*>(page + shape.value_scales()) + slot;
     }

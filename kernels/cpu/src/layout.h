@@ -11,7 +11,10 @@ constexpr int kBlock = 32;       // elements under one quantisation scale
 constexpr int kKeyBlock = 256;   // keys per attention block, aligned to absolute positions
 constexpr int kPartialHead = 8;  // floats before the output vector of an attention partial
 
-enum class WeightType : int32_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1 };
+// As checkpoints have them. From kQ5_0 on they are converted when they are packed (convert.h).
+enum class WeightType : int32_t {
+  kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ4_K, kQ5_K, kQ6_K
+};
 
 // How a matrix wants its input: a bit set, so that matrices sharing an input can be asked at once.
 enum ActKind : int { kActF32 = 1, kActInt8 = 2, kActInt16 = 4 };
@@ -62,8 +65,8 @@ struct Matrix {
       case WeightType::kQ8_0: return 544;
       case WeightType::kQ4_0: return 288;
       case WeightType::kQ4_1: return 320;
+      default: return 0;  // never packed
     }
-    return 0;
   }
   int columns() const { return quantised() ? kBlock : 1; }  // of a unit
   int units() const { return cols / columns(); }
@@ -73,7 +76,7 @@ struct Matrix {
 
 // Pages of float16, or of 8-bit codes with a float32 scale per slot:
 // [page][layer][kv_head](K [head_dim][key_lanes], V [page_size][head_dim], scales of K [key_lanes],
-// scales of V [key_lanes]). Keys lie along the vector lanes; pages of fewer than 8 slots leave lanes
+// scales of V [key_lanes]). Keys lie along the vector lanes; pages of fewer than 8 slots leave some
 // unused. An element of a scaled page is code * scale.
 struct PageShape {
   int num_layers;

@@ -6,22 +6,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "convert.h"
+
 namespace headwater {
 namespace {
 
 constexpr int kTilesPerItem = 16;
-
-size_t source_row_bytes(WeightType type, int cols) {
-  switch (type) {
-    case WeightType::kF32: return size_t(cols) * 4;
-    case WeightType::kF16:
-    case WeightType::kBF16: return size_t(cols) * 2;
-    case WeightType::kQ8_0: return size_t(cols) / kBlock * 34;
-    case WeightType::kQ4_0: return size_t(cols) / kBlock * 18;
-    case WeightType::kQ4_1: return size_t(cols) / kBlock * 20;
-  }
-  return 0;
-}
 
 // One row of one tile; `lane` is the row's place in it.
 void pack_row(const Matrix& m, const uint8_t* in, int lane, uint8_t* tile) {
@@ -45,12 +35,19 @@ void pack_row(const Matrix& m, const uint8_t* in, int lane, uint8_t* tile) {
   }
 }
 
-void pack_tiles(const Matrix& m, const uint8_t* source, int first, int last, uint8_t* out) {
-  const size_t row_bytes = source_row_bytes(m.type, m.cols);
+void pack_tiles(const Matrix& m, const SourceWeight& source, int first, int last, uint8_t* out) {
+  const WeightType type = WeightType(source.type);
+  const size_t row_bytes = source_row_bytes(type, m.cols);
+  std::vector<uint8_t> converted(type == m.type ? 0 : source_row_bytes(m.type, m.cols));
   for (int t = first; t < last; ++t)
-    for (int lane = 0; lane < std::min(kTileRows, m.rows - t * kTileRows); ++lane)
-      pack_row(m, source + row_bytes * (size_t(t) * kTileRows + lane), lane,
-               out + m.tile_bytes() * t);
+    for (int lane = 0; lane < std::min(kTileRows, m.rows - t * kTileRows); ++lane) {
+      const uint8_t* row = source.data + row_bytes * (size_t(t) * kTileRows + lane);
+      if (!converted.empty()) {
+        convert_row(type, row, m.cols, converted.data());
+        row = converted.data();
+      }
+      pack_row(m, row, lane, out + m.tile_bytes() * t);
+    }
 }
 
 // A vector as floats, padded with zeros to a multiple of 32; empty where there is none.
@@ -89,7 +86,7 @@ Model::Model(Pool& pool, const Spec& given, const SourceWeight* sources)
   std::vector<Placement> placements;
   size_t bytes = 0;
   const auto place = [&](Matrix& m, const SourceWeight& w) {
-    m = Matrix{WeightType(w.type), w.rows, w.cols, nullptr};
+    m = Matrix{packed_type(WeightType(w.type)), w.rows, w.cols, nullptr};
     placements.push_back({&m, &w, bytes});
     bytes += (m.tile_bytes() * m.tiles() + 63) / 64 * 64;
   };
@@ -119,7 +116,7 @@ Model::Model(Pool& pool, const Spec& given, const SourceWeight* sources)
     uint8_t* out = arena.data() + p.offset;
     p.matrix->data = out;
     const Matrix* m = p.matrix;
-    const uint8_t* source = p.source->data;
+    const SourceWeight source = *p.source;
     region->add((m->tiles() + kTilesPerItem - 1) / kTilesPerItem, [=](int item, int) {
       const int first = item * kTilesPerItem;
       pack_tiles(*m, source, first, std::min(m->tiles(), first + kTilesPerItem), out);

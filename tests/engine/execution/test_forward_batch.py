@@ -89,3 +89,14 @@ def test_a_group_ends_where_its_shortest_member_begins() -> None:
     table = np.array([[1, 2, 3], [1, 2, 3]], dtype=np.int32)
     assert prefix_groups(table, np.array([2, 1], dtype=np.int32)) == (PrefixGroup((0, 1), 1),)
     assert prefix_groups(table, np.array([2, 0], dtype=np.int32)) == ()
+
+
+def test_groups_that_share_more_are_preferred_to_one_that_shares_little() -> None:
+    """Three share five pages and two others six; together they would share one."""
+    rows = [[0, 1, 2, 3, 4, 10 + i] for i in range(3)] + [[0, 5, 6, 7, 8, 9]] * 2
+    table = np.array([*rows, [0, 20, 21, 22, 23, 24]], dtype=np.int32)
+    full = np.full(6, 6, dtype=np.int32)
+    assert prefix_groups(table, full) == (PrefixGroup((0, 1, 2), 5), PrefixGroup((3, 4), 6))
+    assert prefix_groups(table[:, :2].copy(), np.full(6, 1, dtype=np.int32)) == (
+        PrefixGroup((0, 1, 2, 3, 4, 5), 1),
+    )
