@@ -116,4 +116,5 @@ def total_usage(ends: Sequence[Completed], per_prompt: int) -> Usage:
         sum(end.usage.cached_tokens for end in first),
         sum(end.usage.output_tokens for end in ends),
         ends[0].usage.cache,
+        sum(end.usage.reasoning_tokens for end in ends),
     )

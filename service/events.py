@@ -16,17 +16,20 @@ from typing import Final, TypeAlias
 import msgspec
 
 from engine.types import SHARED_TENANT, CacheReport, FinishReason, Phase, TokenLogprobs
+from service.cache_diagnosis import Diagnosis
 from service.cache_report import CacheSummary
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`cached_tokens` is a subset of `prompt_tokens`; `cache` says more, where that was asked."""
+    """`cached_tokens` is a subset of `prompt_tokens`, `reasoning_tokens` (thoughts with their end
+    marker) of `output_tokens`; `cache` says more, where that was asked."""
 
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     cache: CacheSummary | None = None
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,14 @@ class Admitted:
     """The prompt is rendered, tokenised and accepted by the engine; nothing is generated yet.
 
     `token_ids` are the prompt's, as `engine.types.pack_tokens` makes them; the first `num_kept`
-    are the longest prefix that the client asks to keep.
+    are the longest prefix that the client asks to keep. `diagnosis` compares the prompt with an
+    earlier one, where the client names one.
     """
 
     prompt_tokens: int
     token_ids: bytes = field(default=b"", repr=False, compare=False)
     num_kept: int = 0
+    diagnosis: Diagnosis | None = None
 
 
 @dataclass(frozen=True, slots=True)

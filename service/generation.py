@@ -337,7 +337,9 @@ class _Reading:
         elif isinstance(event, TokenDelta):
             if event.token_ids:
                 record.token_ns.append(event.time_ns)
-            self._token_ids += unpack_tokens(event.token_ids).tolist()
+            token_ids: list[int] = unpack_tokens(event.token_ids).tolist()
+            self._token_ids += token_ids
+            self._reader.count(token_ids)
         elif isinstance(event, Finished):
             self.finished = True
             summary = self.summary
@@ -348,6 +350,7 @@ class _Reading:
                 event.num_cached_tokens,
                 event.num_output_tokens,
                 summary,
+                self._reader.num_thought_tokens,
             )
             record.usage = self._usage
             record.finish_reason = record.finish_reason or event.reason

@@ -3,11 +3,15 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from engine.types import unpack_tokens
+from service.cache_diagnosis import Fingerprint, Fingerprints, diagnose, fingerprint
+from service.conversation import Conversation
 from service.dialects import messages_decode
 from service.dialects.messages_decode import MessagesRequest
 from service.dialects.messages_encode import MessageStream, WholeMessage
@@ -35,6 +39,7 @@ class Messages:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._fingerprints = Fingerprints()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError while nothing has been answered; ClientGone if the client left."""
@@ -56,15 +61,36 @@ class Messages:
             async with aclosing(services.generator.run(request.generation, record)) as events:
                 first = await anext(events)
                 assert isinstance(first, Admitted)  # the path's contract
-                num_kept = first.num_kept
+                first = self._diagnosed(first, request, record.tenant)
                 if request.stream:
-                    encoder = MessageStream(request, services.card, num_kept, record.request_id)
+                    num_kept, request_id = first.num_kept, record.request_id
+                    encoder = MessageStream(request, services.card, num_kept, request_id)
                     await send_events(scope, send, first, events, encoder, record, limits)
                 else:
-                    whole = WholeMessage(request, services.card, num_kept)
+                    whole = WholeMessage(request, services.card, first)
                     await _answer_whole(send, whole, events)
 
         await while_connected(receive, answer, [record])
+
+    def _diagnosed(self, admitted: Admitted, request: MessagesRequest, tenant: str) -> Admitted:
+        """Compare the prompt with an earlier one, and keep it to be compared with, where the
+        client asks for that."""
+        asked = request.diagnostics
+        if asked is None:
+            return admitted
+        current = _fingerprint(request.generation.conversation, admitted.token_ids)
+        self._fingerprints.add(tenant, request.generation.id, current)
+        if asked.previous_message_id is None:
+            return admitted
+        former = self._fingerprints.get(tenant, asked.previous_message_id)
+        num_required = 0 if former is None else len(unpack_tokens(former.token_ids))
+        return replace(admitted, diagnosis=diagnose(former, current, num_required))
+
+
+def _fingerprint(conversation: Conversation, token_ids: bytes) -> Fingerprint:
+    system = [each.text for each in conversation.messages if each.role == "system"]
+    tools = [tool.spec for tool in conversation.tools]
+    return fingerprint(token_ids, "", tools, system)
 
 
 async def _answer_whole(

@@ -6,7 +6,7 @@ A transport reads the events of a `Turn` at its client's pace and sends the fram
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -14,12 +14,14 @@ from typing import Final
 import anyio
 import msgspec
 
+from engine.text import Vocabulary
 from engine.types import Phase
+from service.cache_diagnosis import Diagnosis, Fingerprint, diagnose, fingerprint
 from service.conversation import GenerationOptions, GenerationRequest
 from service.dialects.responses_decode import CreateRequest, ResponseCreate, in_this_dialect
 from service.dialects.responses_encode import ResponseEncoder
 from service.errors import RETRY_SOON, ApiError, invalid
-from service.events import Event, RequestRecord
+from service.events import Admitted, Event, RequestRecord
 from service.generation import Generator
 from service.responses_log import Cancelled, Entry, Progress
 from service.responses_store import ResponsesStore, StoredResponse
@@ -56,16 +58,21 @@ class Turn:
         encoder: ResponseEncoder,
         record: RequestRecord,
         store: ResponsesStore,
+        diagnose: Callable[[bytes], Diagnosis] | None,
     ) -> None:
+        """`diagnose` compares the prompt's packed tokens with those of an earlier response."""
         self.stored = stored
         self.encoder = encoder
         self.record = record
         self.events: AsyncGenerator[Event, None]
         self._store = store
+        self._diagnose = diagnose
 
     def take(self, entry: Entry) -> list[bytes]:
         """The frames of an event. It is remembered first, so that what a client was told of can
         be continued, and is told the same again."""
+        if isinstance(entry, Admitted) and self._diagnose is not None:
+            entry = replace(entry, diagnosis=self._diagnose(entry.token_ids))
         self._store.append(self.stored, entry)
         frames = self.encoder.encode(entry)
         self.record.num_frames += len(frames)
@@ -96,12 +103,18 @@ class Responses:
     """
 
     def __init__(
-        self, generator: Generator, store: ResponsesStore, model: str, max_background: int
+        self,
+        generator: Generator,
+        store: ResponsesStore,
+        model: str,
+        vocabulary: Vocabulary,
+        max_background: int,
     ) -> None:
         """`model` is the served id; more than `max_background` detached responses are refused."""
         self._generator = generator
         self._store = store
         self._model = model
+        self._vocabulary = vocabulary
         self._max_background = max_background
         self._background: set[_Background] = set()
         self._ended = anyio.Event()
@@ -117,6 +130,27 @@ class Responses:
                 param="response_id",
             )
         return stored
+
+    async def replay(
+        self, stored: StoredResponse, after: int = -1
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The frames numbered above `after` as they were told, then those that are still to
+        come."""
+        encoder = self._encoder_again(stored)
+        number = 0
+        async for entries in stored.log.read():
+            frames = [frame for entry in entries for frame in encoder.encode(entry)]
+            if unseen := frames[max(0, after + 1 - number) :]:
+                yield unseen
+            number += len(frames)
+
+    async def describe(self, stored: StoredResponse) -> bytes:
+        """The response object as it stands, as JSON."""
+        encoder = self._encoder_again(stored)
+        async for entries in stored.log.read_told():
+            for entry in entries:
+                encoder.encode(entry)
+        return encoder.response
 
     def has_ended(self, tenant: str, response_id: str) -> bool:
         """Whether this is a response of the tenant's that is remembered and runs no more."""
@@ -176,7 +210,8 @@ class Responses:
         if not kept and not on_socket:
             self._store.delete(stored)
         record.conversation_id = stored.conversation_id
-        turn = Turn(stored, encoder_of(stored, body, stream_id), record, self._store)
+        encoder = self._encoder_of(stored, body, stream_id)
+        turn = Turn(stored, encoder, record, self._store, self._comparison(body, origin.tenant))
         try:
             generation = GenerationRequest(
                 id=stored.id,
@@ -192,6 +227,17 @@ class Responses:
                 self._store.discard(stored)
             elif stored.running:
                 turn.take(Cancelled(turn.record.usage))
+
+    def _comparison(self, body: ResponseCreate, tenant: str) -> Callable[[bytes], Diagnosis] | None:
+        """Compares with the response that the client names; None where it names none."""
+        if body.comparison_id is None:
+            return None
+        found = self._store.get(tenant, body.comparison_id)
+        former, num_required = None, 0
+        if found is not None and found.prompt_tokens:
+            its = msgspec.json.decode(found.request, type=ResponseCreate)
+            former, num_required = _fingerprint(its, found.tokens()), found.num_prompt_tokens
+        return lambda tokens: diagnose(former, _fingerprint(body, tokens), num_required)
 
     async def start(self, request: CreateRequest, origin: Origin) -> StoredResponse:
         """Begin a response that nobody holds, and return when it is admitted.
@@ -238,6 +284,22 @@ class Responses:
         """Return when no background response runs; the drain of the engine ends them."""
         while self._background:
             await self._ended.wait()
+
+    def _encoder_of(
+        self, stored: StoredResponse, body: ResponseCreate, stream_id: str | None = None
+    ) -> ResponseEncoder:
+        """An encoder that makes the same frames whenever it is given the response's events."""
+        return ResponseEncoder(
+            stored.id,
+            body,
+            self._vocabulary,
+            stream_id=stream_id,
+            created_at=stored.created_at,
+            clock=lambda: stored.ended_at,
+        )
+
+    def _encoder_again(self, stored: StoredResponse) -> ResponseEncoder:
+        return self._encoder_of(stored, msgspec.json.decode(stored.request, type=ResponseCreate))
 
     def _stop(self, stored: StoredResponse) -> None:
         for background in self._background:
@@ -287,43 +349,10 @@ async def _read(background: _Background, running: AbstractAsyncContextManager[Tu
         background.settled.set()
 
 
+def _fingerprint(body: ResponseCreate, token_ids: bytes) -> Fingerprint:
+    return fingerprint(token_ids, body.cache_salt or "", body.tools or (), body.instructions)
+
+
 def _leased(options: GenerationOptions) -> GenerationOptions:
     """What a lane has said stays for its next turn, whatever else runs meanwhile."""
     return replace(options, keep_s=max(options.keep_s or 0.0, LANE_TTL_S))
-
-
-def encoder_of(
-    stored: StoredResponse, body: ResponseCreate, stream_id: str | None = None
-) -> ResponseEncoder:
-    """An encoder that makes the same frames whenever it is given the response's events."""
-    return ResponseEncoder(
-        stored.id,
-        body,
-        stream_id=stream_id,
-        created_at=stored.created_at,
-        clock=lambda: stored.ended_at,
-    )
-
-
-async def replay(stored: StoredResponse, after: int = -1) -> AsyncGenerator[list[bytes], None]:
-    """The frames numbered above `after` as they were told, then those that are still to come."""
-    encoder = _encoder_again(stored)
-    number = 0
-    async for entries in stored.log.read():
-        frames = [frame for entry in entries for frame in encoder.encode(entry)]
-        if unseen := frames[max(0, after + 1 - number) :]:
-            yield unseen
-        number += len(frames)
-
-
-async def describe(stored: StoredResponse) -> bytes:
-    """The response object as it stands, as JSON."""
-    encoder = _encoder_again(stored)
-    async for entries in stored.log.read_told():
-        for entry in entries:
-            encoder.encode(entry)
-    return encoder.response
-
-
-def _encoder_again(stored: StoredResponse) -> ResponseEncoder:
-    return encoder_of(stored, msgspec.json.decode(stored.request, type=ResponseCreate))

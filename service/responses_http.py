@@ -25,7 +25,7 @@ from service.dialects.responses_listing import MAX_PAGE, Order, input_items, pag
 from service.errors import ApiError, from_failure, invalid
 from service.events import Event, Failed, RequestRecord
 from service.model_card import ModelCard
-from service.responses import Origin, Turn, describe, replay
+from service.responses import Origin, Turn
 from service.responses_store import StoredResponse
 from service.services import Services
 from service.transport.http import (
@@ -99,7 +99,7 @@ class CreateResponse:
             if request.body.stream:
                 await _follow(scope, send, stored, -1, self._services)
             else:
-                await send_answer(send, 200, await describe(stored))
+                await send_answer(send, 200, await self._services.responses.describe(stored))
 
         await while_connected(receive, answer)
 
@@ -180,7 +180,7 @@ class RetrieveResponse:
             if query.stream:
                 await _follow(scope, send, stored, after, self._services)
             else:
-                await send_answer(send, 200, await describe(stored))
+                await send_answer(send, 200, await self._services.responses.describe(stored))
 
         await while_connected(receive, answer)
 
@@ -212,7 +212,7 @@ class CancelResponse:
 
         async def answer() -> None:
             await responses.cancel(stored)
-            await send_answer(send, 200, await describe(stored))
+            await send_answer(send, 200, await responses.describe(stored))
 
         await while_connected(receive, answer)
 
@@ -264,7 +264,7 @@ async def _follow(
     scope: Scope, send: Send, stored: StoredResponse, after: int, services: Services
 ) -> None:
     async def frames() -> AsyncGenerator[bytes, None]:
-        async with aclosing(replay(stored, after)) as told:
+        async with aclosing(services.responses.replay(stored, after)) as told:
             async for some in told:
                 yield b"".join(map(_sse_frame, some))
 

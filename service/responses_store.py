@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from engine.types import FinishReason, pack_tokens
+from engine.types import FinishReason, pack_tokens, unpack_tokens
 from service.answer import Answer
 from service.conversation import Message
 from service.events import (
@@ -72,6 +72,10 @@ class StoredResponse:
     @property
     def running(self) -> bool:
         return self.status == "in_progress"
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(unpack_tokens(self.prompt_tokens))
 
     def prompt(self) -> tuple[Message, ...]:
         """What the model reads for this turn, instructions aside: the chain, then the input."""

@@ -72,7 +72,9 @@ def build_services(
         outboxes=outboxes,
         counts=counts,
         metrics=Metrics(counts, outboxes, engine, card.id),
-        responses=Responses(generator, store, card.id, limits.background_responses),
+        responses=Responses(
+            generator, store, card.id, assets.vocabulary, limits.background_responses
+        ),
         keys=keys,
         intake=Intake(limits),
     )

@@ -12,6 +12,7 @@ from service.choices import Choice, total_usage
 from service.conversation import GenerationOptions, JSONValue, ToolCall
 from service.dialects import wire
 from service.dialects.chat_decode import ChatRequest
+from service.dialects.logprobs import LEAST_LOGPROB, shown_tokens
 from service.errors import from_failure
 from service.events import (
     Admitted,
@@ -30,8 +31,6 @@ from service.events import (
 from service.model_card import ModelCard
 
 DONE = b"data: [DONE]\n\n"
-LEAST_LOGPROB = -9999.0  # JSON has no -inf; OpenAI shows this
-
 _to_json = msgspec.json.encode
 
 
@@ -265,30 +264,10 @@ def usage_fields(usage: Usage) -> dict[str, object]:
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
     return fields if usage.cache is None else {**fields, "cache": usage.cache}
 
 
-def _logprobs(tokens: Iterable[TokenText], vocabulary: Vocabulary) -> dict[str, JSONValue]:
-    content: list[JSONValue] = [
-        {
-            **_token(token.token_id, token.logprobs.logprob, vocabulary),
-            "top_logprobs": [
-                _token(token_id, logprob, vocabulary)
-                for token_id, logprob in zip(
-                    token.logprobs.top_ids, token.logprobs.top_logprobs, strict=True
-                )
-            ],
-        }
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _token(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, JSONValue]:
-    data = vocabulary.token_bytes(token_id)
-    return {
-        "token": data.decode("utf-8", "replace"),
-        "logprob": max(logprob, LEAST_LOGPROB),
-        "bytes": list(data),
-    }
+def _logprobs(tokens: Iterable[TokenText], vocabulary: Vocabulary) -> dict[str, object]:
+    return {"content": shown_tokens(tokens, vocabulary), "refusal": None}

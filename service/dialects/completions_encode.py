@@ -12,12 +12,12 @@ from service.choices import Choice, total_usage
 from service.dialects import wire
 from service.dialects.chat_encode import (
     DONE,
-    LEAST_LOGPROB,
     prompt_logprobs,
     stop_reason,
     usage_fields,
 )
 from service.dialects.completions_decode import CompletionRequest
+from service.dialects.logprobs import LEAST_LOGPROB
 from service.errors import from_failure
 from service.events import (
     Admitted,

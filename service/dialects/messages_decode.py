@@ -77,6 +77,8 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class Diagnostics(msgspec.Struct, frozen=True):
+    """Asks why the cache missed; without an id, to be compared with later."""
+
     previous_message_id: Name | None = None
 
 
@@ -112,13 +114,13 @@ class MessagesBody(PromptBody, frozen=True, kw_only=True):
 class MessagesRequest:
     """A decoded call: what to generate, and how to show it.
 
-    `diagnose`: the client asks why its cache missed.
+    `diagnostics`: the client asks why its cache misses.
     """
 
     generation: GenerationRequest
     max_tokens: int
     stream: bool
-    diagnose: bool
+    diagnostics: Diagnostics | None
 
 
 def decode(body: bytes, card: ModelCard) -> MessagesRequest:
@@ -129,7 +131,6 @@ def decode(body: bytes, card: ModelCard) -> MessagesRequest:
     wire_body = wire.decode(body, MessagesBody)
     card.require(wire_body.model)
     conversation, breakpoints = _conversation(wire_body)
-    diagnostics = wire_body.diagnostics
     return MessagesRequest(
         generation=GenerationRequest(
             id=f"msg_{secrets.token_hex(16)}",
@@ -140,7 +141,7 @@ def decode(body: bytes, card: ModelCard) -> MessagesRequest:
         ),
         max_tokens=wire_body.max_tokens,
         stream=wire_body.stream is True,
-        diagnose=diagnostics is not None and diagnostics.previous_message_id is not None,
+        diagnostics=wire_body.diagnostics,
     )
 
 

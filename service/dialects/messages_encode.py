@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.types import FinishReason
+from service.cache_diagnosis import Diagnosis, Part
 from service.dialects import wire
 from service.dialects.messages_decode import MessagesRequest
 from service.dialects.messages_errors import encode_error
@@ -88,7 +89,7 @@ class MessageStream:
 
     def _begin(self, event: Admitted) -> bytes:
         usage = _usage(Usage(event.prompt_tokens, 0, 1), self._num_kept)
-        message = _message(self._request, self._card, [], None, None, usage)
+        message = _message(self._request, self._card, [], None, None, usage, event.diagnosis)
         return _frame("message_start", {"message": message})
 
     def _grow(self, kind: str, text: str) -> bytes:
@@ -141,11 +142,10 @@ class _Block:
 class WholeMessage:
     """Collects one unstreamed answer: its blocks are the streamed ones, joined."""
 
-    def __init__(self, request: MessagesRequest, card: ModelCard, num_kept: int) -> None:
-        """`num_kept`: tokens of the prompt before its last cache breakpoint."""
+    def __init__(self, request: MessagesRequest, card: ModelCard, admitted: Admitted) -> None:
         self._request = request
         self._card = card
-        self._num_kept = num_kept
+        self._admitted = admitted
         self._blocks: list[_Block] = []
 
     def add(self, event: Event) -> None:
@@ -166,8 +166,13 @@ class WholeMessage:
         """The answer's JSON."""
         content = [self._content(block) for block in self._blocks]
         reason = _stop_reason(self._request, end)
-        usage = _usage(end.usage, self._num_kept)
-        return _to_json(_message(self._request, self._card, content, reason, end.stop, usage))
+        admitted = self._admitted
+        usage = _usage(end.usage, admitted.num_kept)
+        return _to_json(
+            _message(
+                self._request, self._card, content, reason, end.stop, usage, admitted.diagnosis
+            )
+        )
 
     def _grow(self, kind: str, text: str) -> None:
         if not text:
@@ -198,6 +203,7 @@ def _message(
     stop_reason: str | None,
     stop: str | None,
     usage: dict[str, Any],
+    diagnosis: Diagnosis | None,
 ) -> dict[str, Any]:
     message: dict[str, Any] = {
         "id": request.generation.id,
@@ -209,9 +215,28 @@ def _message(
         "stop_sequence": stop,
         "usage": usage,
     }
-    if request.diagnose:  # earlier requests are not kept, so none can be compared with
-        message["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
+    if request.diagnostics is not None:
+        message["diagnostics"] = _diagnostics(diagnosis)
     return message
+
+
+_REASONS: Final[dict[Part, str]] = {
+    "tools": "tools_changed",
+    "system": "system_changed",
+    "messages": "messages_changed",
+}
+
+
+def _diagnostics(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
+    """Where the prompt leaves the earlier one; null where it does not, or there is none."""
+    if diagnosis is None or not diagnosis.part:
+        missing = diagnosis is not None and not diagnosis.found
+        return {"cache_miss_reason": {"type": "previous_message_not_found"}} if missing else None
+    reason = {
+        "type": _REASONS[diagnosis.part],
+        "cache_missed_input_tokens": diagnosis.num_missed,
+    }
+    return {"cache_miss_reason": reason}
 
 
 def _stop_reason(request: MessagesRequest, end: Completed) -> str:

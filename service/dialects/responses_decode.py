@@ -41,6 +41,8 @@ from service.errors import ApiError, invalid
 from service.model_card import DEFAULT_NAME, ModelCard
 
 MAX_ITEMS: Final = 10_000
+MAX_INCLUDED: Final = 64
+LOGPROBS: Final = "message.output_text.logprobs"
 
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -55,7 +57,9 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 class PromptCacheOptions(msgspec.Struct, frozen=True):
     prewarm: bool | None = None
+    mode: Any = None
     ttl: Any = None
+    comparison_response_id: Name | None = None
 
 
 class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +79,7 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    include: Annotated[list[str], Meta(max_length=MAX_INCLUDED)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -103,6 +108,16 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Timeout | None = None
     cache_salt: CacheSalt | None = None
     cache_report: bool | None = None
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def comparison_id(self) -> str | None:
+        """The response whose prompt this one is to be compared with."""
+        options = self.prompt_cache_options
+        return None if options is None else options.comparison_response_id
 
     @property
     def generates(self) -> bool:
@@ -181,7 +196,6 @@ class CreateRequest:
 
 
 _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
-    "top_logprobs": (0,),
     "conversation": (),
     "prompt": (),
 }
@@ -249,6 +263,8 @@ def _refuse_unsupported(body: ResponseCreate) -> None:
         value = getattr(body, name)
         if value is not None and value not in neutral:
             raise wire.unsupported_value(name)
+    if body.top_logprobs and not body.shows_logprobs:
+        raise invalid("top_logprobs", f"'top_logprobs' needs {LOGPROBS!r} in 'include'.")
 
 
 def _input(input: str | list[Raw] | None) -> tuple[Message, ...]:
@@ -297,6 +313,7 @@ def _options(body: ResponseCreate, card: ModelCard) -> GenerationOptions:
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos is True,
+        logprobs=(body.top_logprobs or 0) if body.shows_logprobs else None,
         frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,
         priority=body.priority or 0,

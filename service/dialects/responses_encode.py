@@ -11,7 +11,10 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from engine.text import Vocabulary
+from service.cache_diagnosis import Diagnosis, Part
 from service.conversation import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
+from service.dialects.logprobs import ShownToken, shown_tokens
 from service.dialects.responses_decode import ResponseCreate
 from service.dialects.responses_output import (
     MESSAGE,
@@ -29,6 +32,7 @@ from service.events import (
     PromptScored,
     ReasoningDelta,
     TextDelta,
+    TokenText,
     ToolCallDelta,
     ToolCallDone,
     ToolCallStarted,
@@ -56,6 +60,7 @@ class ResponseEncoder:
         self,
         response_id: str,
         body: ResponseCreate,
+        vocabulary: Vocabulary,
         *,
         stream_id: str | None = None,
         created_at: float | None = None,
@@ -64,11 +69,14 @@ class ResponseEncoder:
         """`stream_id` is echoed on every frame; `clock` is in seconds of the epoch, and tells the
         time of the end, and of the beginning unless `created_at` does."""
         self._response_id = response_id
+        self._vocabulary = vocabulary
+        self._tokens: tuple[TokenText, ...] = ()
         self._generates = body.generates
         self._clock = clock
         self._sequence_number = 0
         self._item: OutputItem | None = None
         self._output: list[Fields] = []
+        self._diagnosis: Diagnosis | None = None
         self._head = _json(_echoed(response_id, body, created_at or clock()))[:-1] + b","
         lane = b"" if stream_id is None else b',"stream_id":' + _json(stream_id)
         self._tail = lane + b"}"
@@ -81,8 +89,9 @@ class ResponseEncoder:
         the whole object as it was told last."""
         match event:
             case TextDelta():
-                return self._delta(MESSAGE, event.text)
+                return self._said(event)
             case ReasoningDelta():
+                self._tokens = ()
                 return self._delta(REASONING, event.text)
             case ToolCallStarted():
                 index = len(self._output) + (self._item is not None)
@@ -96,6 +105,7 @@ class ResponseEncoder:
                 return []
             case Admitted():
                 self.started = True
+                self._diagnosis = event.diagnosis
                 return [
                     self._response_frame("response.created", "in_progress"),
                     self.progress(),
@@ -116,7 +126,21 @@ class ResponseEncoder:
         """A further `response.in_progress`: tells a waiting client that the response is alive."""
         return self._response_frame("response.in_progress", "in_progress")
 
-    def _delta(self, key: str | int, text: str) -> list[bytes]:
+    def _said(self, event: TextDelta) -> list[bytes]:
+        """A piece of the message. Tokens without text of their own go with the text that follows;
+        those of a call or a thought are not shown."""
+        if not event.tokens and not self._tokens:
+            return self._delta(MESSAGE, event.text)
+        tokens = (*self._tokens, *event.tokens)
+        self._tokens = tokens
+        if not event.text:
+            return []
+        self._tokens = ()
+        return self._delta(MESSAGE, event.text, shown_tokens(tokens, self._vocabulary))
+
+    def _delta(
+        self, key: str | int, text: str, tokens: list[ShownToken] | None = None
+    ) -> list[bytes]:
         """A piece of the item `key`, which is opened where it is not the one that grows."""
         if not text:
             return []
@@ -129,6 +153,8 @@ class ResponseEncoder:
             frames = self._open(item)
         item.add(text)
         head, number = item.delta
+        if tokens:
+            number = item.add_tokens(tokens)
         frames.append(head + _json(text) + number + b"%d" % self._next_number() + self._tail)
         return frames
 
@@ -175,8 +201,11 @@ class ResponseEncoder:
 
     def _close(self, status: str) -> list[bytes]:
         """End the item that grows, if there is one."""
+        tokens, self._tokens = self._tokens, ()
         if self._item is None:
             return []
+        if self._item.key == MESSAGE:
+            self._item.add_tokens(shown_tokens(tokens, self._vocabulary))
         frames, item = self._item.closed(self._frame, status)
         self._item = None
         self._output.append(item)
@@ -203,6 +232,7 @@ class ResponseEncoder:
             "incomplete_details": incomplete,
             "output": self._output,
             "usage": usage and _usage(usage),
+            "prompt_cache_diagnostics": _diagnostics(self._diagnosis, usage),
         }
         head = b'{"type":"%b","sequence_number":%d,"response":' % (
             type.encode(),
@@ -240,6 +270,38 @@ def ws_error(error: ApiError, stream_id: str | None = None) -> bytes:
     return _json(frame)
 
 
+_REASONS: Final[dict[Part, str]] = {
+    "scope": "prompt_cache_key_changed",
+    "tools": "tools_changed",
+    "system": "input_changed",
+    "messages": "input_changed",
+}
+
+
+def _diagnostics(diagnosis: Diagnosis | None, usage: Usage | None) -> Fields | None:
+    """What became of the prefix that an earlier response had computed; told when it is known. What
+    went on from it and yet found nothing has no reason in this protocol."""
+    if diagnosis is None or usage is None:
+        return None
+    if not diagnosis.found:
+        return {"type": "comparison_response_not_found"}
+    if diagnosis.part:
+        return {
+            "type": "cache_miss",
+            "reason": _REASONS[diagnosis.part],
+            "cache_missed_tokens": diagnosis.num_missed,
+            "comparison_reusable_tokens": diagnosis.num_shared,
+        }
+    return {"type": "cache_hit" if usage.cached_tokens else "unavailable"}
+
+
+def _cache_options(body: ResponseCreate) -> Fields:
+    """What the cache does with the prompt: beginnings are found without being marked."""
+    asked = body.prompt_cache_options
+    ttl = asked.ttl if asked is not None and asked.ttl in ("30m", "12h") else "30m"
+    return {"mode": "implicit", "ttl": ttl, "comparison_response_id": body.comparison_id}
+
+
 def _usage(usage: Usage) -> Fields:
     fields: Fields = {
         "input_tokens": usage.prompt_tokens,
@@ -248,7 +310,7 @@ def _usage(usage: Usage) -> Fields:
             "cache_write_tokens": usage.prompt_tokens - usage.cached_tokens,
         },
         "output_tokens": usage.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
     }
     return fields if usage.cache is None else {**fields, "cache": usage.cache}
@@ -282,6 +344,7 @@ def _echoed(response_id: str, body: ResponseCreate, created_at: float) -> Fields
         "presence_penalty": body.presence_penalty or 0.0,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_options": _cache_options(body),
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
@@ -290,7 +353,7 @@ def _echoed(response_id: str, body: ResponseCreate, created_at: float) -> Fields
         "text": {"format": _format(body)},
         "tool_choice": body.tool_choice or "auto",
         "tools": [_TOOL | tool for tool in body.tools or ()],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": DEFAULT_TOP_P if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "user": body.user,

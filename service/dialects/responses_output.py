@@ -5,6 +5,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from service.dialects.logprobs import ShownToken
+
 Fields: TypeAlias = dict[str, Any]
 Frame: TypeAlias = Callable[[str, Fields], bytes]
 
@@ -18,7 +20,17 @@ class OutputItem:
     never used twice.
     """
 
-    __slots__ = ("_done", "_extra", "_fields", "_part", "_pieces", "_place", "delta", "key")
+    __slots__ = (
+        "_done",
+        "_fields",
+        "_logprobs",
+        "_part",
+        "_pieces",
+        "_place",
+        "_says",
+        "delta",
+        "key",
+    )
 
     def __init__(self, key: str | int, index: int, fields: Fields, part: Fields | None) -> None:
         """`key` tells what belongs to this item; `part` is its one content part, still empty, or
@@ -29,16 +41,15 @@ class OutputItem:
         self._pieces: list[str] = []
         self._place: Fields = {"item_id": fields["id"], "output_index": index}
         kind = "function_call_arguments" if part is None else str(part["type"])
-        self._extra: Fields = {}
+        self._logprobs: list[ShownToken] = []
         if part is None:
             self._done = ("arguments", f"response.{kind}.done")
         else:
             self._done = ("text", f"response.{kind}.done")
             self._place["content_index"] = 0
-        if kind == "output_text":
-            self._extra = {"logprobs": []}
+        self._says = kind == "output_text"
         place = _json({"type": f"response.{kind}.delta"} | self._place)[1:-1]
-        logprobs = b',"logprobs":[]' if self._extra else b""
+        logprobs = b',"logprobs":[]' if self._says else b""
         self.delta = (b"{" + place + b',"delta":', logprobs + b',"sequence_number":')
 
     def opened(self, frame: Frame) -> list[bytes]:
@@ -57,11 +68,19 @@ class OutputItem:
         """Take in the text of a delta."""
         self._pieces.append(text)
 
+    def add_tokens(self, tokens: list[ShownToken]) -> bytes:
+        """Take in the tokens of a delta's text. What stands in its frame between the text and the
+        number then."""
+        self._logprobs += tokens
+        return b',"logprobs":' + _json(list(map(_without_bytes, tokens))) + b',"sequence_number":'
+
     def closed(self, frame: Frame, status: str) -> tuple[list[bytes], Fields]:
         """The frames that end the item, and the item as it stands in `output`."""
         text = "".join(self._pieces)
         name, event = self._done
-        done = self._place | {name: text} | self._extra
+        done = self._place | {name: text}
+        if self._says:
+            done["logprobs"] = list(map(_without_bytes, self._logprobs))
         item = self._fields | {"status": status}
         if self._part is None:
             done["name"] = self._fields["name"]
@@ -69,12 +88,20 @@ class OutputItem:
             frames = [frame(event, done)]
         else:
             part = self._part | {"text": text}
+            if self._logprobs:
+                part["logprobs"] = self._logprobs
             item["content"] = [part]
             part_done = self._place | {"part": part}
             frames = [frame(event, done), frame("response.content_part.done", part_done)]
         index = self._place["output_index"]
         frames.append(frame("response.output_item.done", {"output_index": index, "item": item}))
         return frames, item
+
+
+def _without_bytes(token: ShownToken) -> ShownToken:
+    """As an event shows it."""
+    top = [{"token": each["token"], "logprob": each["logprob"]} for each in token["top_logprobs"]]
+    return {"token": token["token"], "logprob": token["logprob"], "top_logprobs": top}
 
 
 MESSAGE: Final = "message"

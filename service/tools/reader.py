@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.text import TextAssets
+from engine.text import TextAssets, Vocabulary
 from service.conversation import GenerationRequest
 from service.events import (
     Event,
@@ -23,7 +23,7 @@ from service.tools.formats import AnswerFormat
 from service.tools.grammar import grammar_for, schemas_of
 from service.tools.grammar_check import GrammarChecker
 from service.tools.pieces import Arguments, CallDone, CallStarted, Piece, Text, ToolParser
-from service.tools.reasoning import ThinkSplitter
+from service.tools.reasoning import ThinkSplitter, ThoughtCounter
 
 TokenIds = NDArray[np.int32] | list[int]
 
@@ -35,10 +35,15 @@ class AnswerReader:
     """One answer's text to events, driven by characters; `num_calls` counts complete calls."""
 
     def __init__(
-        self, splitter: ThinkSplitter | None, parser: ToolParser | None, format: AnswerFormat
+        self,
+        splitter: ThinkSplitter | None,
+        parser: ToolParser | None,
+        format: AnswerFormat,
+        vocabulary: Vocabulary,
     ) -> None:
         """Without a splitter or a parser there are no thoughts or no calls to be found."""
         self._splitter = splitter
+        self._thoughts = ThoughtCounter(vocabulary)
         self._parser = parser
         self._format = format
         self._num_started = 0
@@ -58,6 +63,17 @@ class AnswerReader:
         if events and isinstance(events[0], TextDelta):
             return [replace(events[0], tokens=tokens), *events[1:]]
         return [TextDelta("", tokens), *events]
+
+    def count(self, token_ids: list[int]) -> None:
+        """Tell the tokens of what is fed next."""
+        if self._splitter is not None:
+            self._thoughts.add(token_ids)
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """How many of them were thoughts, with the marker that ends them."""
+        thought = self._splitter is not None and self._splitter.has_thought
+        return self._thoughts.num_tokens if thought else 0
 
     def finish(self) -> list[Event]:
         """What was held back when the answer ended."""
@@ -134,7 +150,7 @@ class AnswerReaders:
                 parallel=options.parallel_tool_calls,
                 by_grammar=options.tool_choice.mode == "required" or bool(options.output_format),
             )
-        return AnswerReader(splitter, parser, self._format)
+        return AnswerReader(splitter, parser, self._format, self.vocabulary)
 
     def shown_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         """Special tokens whose text the reader must see."""

@@ -3,6 +3,7 @@
 from enum import Enum, auto
 from typing import Final
 
+from engine.text import Vocabulary
 from service.tools.json_call import SPACE
 
 OPEN: Final = "<think>"
@@ -26,9 +27,15 @@ class ThinkSplitter:
     def __init__(self, *, thinking: bool) -> None:
         """thinking: the prompt has opened the thoughts already."""
         self._state = _State.THINKING if thinking else _State.START
+        self._thinking = thinking
         self._held = ""
         self._matched = 0  # how many characters of the closing marker end what is held
         self._begun = False
+
+    @property
+    def has_thought(self) -> bool:
+        """Whether thoughts have begun."""
+        return self._thinking
 
     def feed(self, text: str) -> tuple[str, str]:
         """What the next characters make certain."""
@@ -62,6 +69,7 @@ class ThinkSplitter:
         begin = self._held.lstrip(SPACE)
         if begin == OPEN:
             self._state, self._held = _State.THINKING, ""
+            self._thinking = True
         return OPEN.startswith(begin)
 
     def _think(self, character: str) -> str:
@@ -81,3 +89,23 @@ class ThinkSplitter:
         held, self._held = self._held, ""
         self._begun = True
         return held + character
+
+
+class ThoughtCounter:
+    """How many tokens from the first on are thoughts, if any are: up to the closing marker."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._tail = b""
+        self._ended = False
+        self.num_tokens = 0
+
+    def add(self, token_ids: list[int]) -> None:
+        """The next tokens of the answer."""
+        for token_id in token_ids:
+            if self._ended:
+                return
+            self.num_tokens += 1
+            self._tail += self._vocabulary.token_bytes(token_id)
+            self._ended = CLOSE.encode() in self._tail
+            self._tail = self._tail[1 - len(CLOSE) :]

@@ -186,7 +186,7 @@ def test_the_nearest_trace_context_wins() -> None:
             "text.format.schema",
             "missing_required_parameter",
         ),
-        ({"top_logprobs": 2}, "top_logprobs", "unsupported_value"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"conversation": "conv_1"}, "conversation", "unsupported_value"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_value"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),

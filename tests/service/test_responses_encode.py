@@ -21,6 +21,7 @@ from service.events import (
     ToolCallStarted,
     Usage,
 )
+from tests.service.conftest import byte_assets
 
 USAGE = Usage(prompt_tokens=10, cached_tokens=8, output_tokens=3)
 TEXT_TYPES = [
@@ -38,7 +39,9 @@ TEXT_TYPES = [
 
 def encoder(stream_id: str | None = None, **body: Any) -> ResponseEncoder:
     create = ResponseCreate(model="m", input="hi", **body)
-    return ResponseEncoder("resp_1", create, stream_id=stream_id, clock=lambda: 1000.5)
+    return ResponseEncoder(
+        "resp_1", create, byte_assets().vocabulary, stream_id=stream_id, clock=lambda: 1000.5
+    )
 
 
 def frames(encoder: ResponseEncoder, *events: Event) -> list[dict[str, Any]]:

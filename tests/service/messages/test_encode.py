@@ -11,7 +11,7 @@ import pytest
 
 from engine.types import FinishReason
 from service.conversation import Conversation, GenerationOptions, GenerationRequest
-from service.dialects.messages_decode import MessagesRequest
+from service.dialects.messages_decode import Diagnostics, MessagesRequest
 from service.dialects.messages_encode import MessageStream, WholeMessage
 from service.events import (
     Admitted,
@@ -37,10 +37,10 @@ CALLED = Completed(FinishReason.STOP, USAGE, num_tool_calls=2)
 CUT = Completed(FinishReason.LENGTH, USAGE)
 
 
-def request(diagnose: bool = False, max_tokens: int = 5) -> MessagesRequest:
+def request(asked: Diagnostics | None = None, max_tokens: int = 5) -> MessagesRequest:
     conversation = Conversation(())
     generation = GenerationRequest("msg_1", MODEL, conversation, GenerationOptions())
-    return MessagesRequest(generation, max_tokens, True, diagnose)
+    return MessagesRequest(generation, max_tokens, True, asked)
 
 
 def streamed(*events: Event, num_kept: int = 0, **fields: Any) -> str:
@@ -51,7 +51,7 @@ def streamed(*events: Event, num_kept: int = 0, **fields: Any) -> str:
 def whole(*events: Event, num_kept: int = 0, **fields: Any) -> dict[str, Any]:
     *pieces, end = events
     assert isinstance(end, Completed)
-    message = WholeMessage(request(**fields), CARD, num_kept)
+    message = WholeMessage(request(**fields), CARD, Admitted(10, num_kept=num_kept))
     for event in pieces:
         message.add(event)
     answer: dict[str, Any] = json.loads(message.encode(end))
@@ -180,14 +180,6 @@ def test_a_failure_is_an_error_event() -> None:
     }
 
 
-def test_diagnostics_are_answered_where_asked_for() -> None:
-    expected = {"cache_miss_reason": {"type": "unavailable"}}
-    assert whole(STOPPED, diagnose=True)["diagnostics"] == expected
-    start = events_of(streamed(STOPPED, diagnose=True))[0]
-    assert start["message"]["diagnostics"] == expected
-    assert "diagnostics" not in whole(STOPPED)
-
-
 def client(kind: str, answer: bytes) -> anthropic.Anthropic:
     """The SDK, with one answer for all it asks."""
     headers = {"content-type": kind}
@@ -199,7 +191,7 @@ def client(kind: str, answer: bytes) -> anthropic.Anthropic:
 
 
 def test_the_sdk_reads_both_forms_alike() -> None:
-    message = WholeMessage(request(), CARD, 0)
+    message = WholeMessage(request(), CARD, Admitted(10))
     for event in ANSWER[:-1]:
         message.add(event)
     asked: Any = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
