@@ -23,6 +23,7 @@ from engine.types import (
     PoolStats,
     ReleaseLease,
 )
+from engine.views import EngineView, NodeView
 
 
 class EngineError(Exception):
@@ -131,6 +132,12 @@ class Engine(Protocol):
     def cache_events(self) -> AsyncGenerator[CacheEventInfo, None]:
         """What becomes cached and ceases to be, for all tenants, from the first `anext` on, which
         gives a "resync"; it ends with the engine. Close it."""
+
+    async def view(self, *, tree: bool) -> EngineView:
+        """What runs and waits now, and with `tree` the radix tree; bounded in size and time."""
+
+    async def read_node(self, page: int) -> NodeView | None:
+        """The tree's node that lists a page; None where none does."""
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let running ones finish within `grace_s`, abort the rest. When it

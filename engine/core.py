@@ -14,6 +14,7 @@ from engine.types import (
     EngineStats,
     PoolStats,
 )
+from engine.views import EngineView, NodeView
 
 
 class Core(Protocol):
@@ -64,6 +65,12 @@ class Core(Protocol):
 
     def take_cache_events(self) -> tuple[CacheEventInfo, ...]:
         """The events since the last call, in order."""
+
+    def view(self, *, tree: bool) -> EngineView:
+        """See `engine.api.Engine.view`."""
+
+    def read_node(self, page: int) -> NodeView | None:
+        """See `engine.api.Engine.read_node`."""
 
     def save(self) -> None:
         """Keep what is cached for the next engine, where that is configured. Nothing runs."""

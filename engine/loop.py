@@ -35,7 +35,9 @@ from engine.wire.messages import (
     AskAudit,
     AskCache,
     AskFlush,
+    AskNode,
     AskStats,
+    AskView,
     AuditReply,
     CallFailed,
     Close,
@@ -44,12 +46,14 @@ from engine.wire.messages import (
     FlushReply,
     Grant,
     LeasesReply,
+    NodeReply,
     Ready,
     Reply,
     ReportReply,
     StartFailed,
     StatsReply,
     StepMessage,
+    ViewReply,
     WatchCache,
     decode_command,
     encode,
@@ -194,6 +198,10 @@ class StepLoop:
                 self._answer(call_id, lambda: self._ask_cache(call_id, call))
             case WatchCache(on):
                 self._core.watch_cache(on)
+            case AskView(call_id, tree):
+                self._answer(call_id, lambda: ViewReply(call_id, self._core.view(tree=tree)))
+            case AskNode(call_id, page):
+                self._answer(call_id, lambda: NodeReply(call_id, self._core.read_node(page)))
             case Drain():
                 self._begin_drain()
             case Close():

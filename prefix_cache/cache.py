@@ -20,6 +20,7 @@ from prefix_cache.page_pool import CacheError, PagePool, PoolCounts
 from prefix_cache.page_table import PageTable
 from prefix_cache.radix_tree import Match, Node, RadixForest, Root, TokenIds, Use
 from prefix_cache.repair import Repair, drop_bad_subtrees
+from prefix_cache.survey import Surveyor, count_held
 from prefix_cache.tiers import DiskTier
 
 __all__ = [
@@ -320,6 +321,24 @@ class PrefixCache:
     def roots(self) -> list[tuple[Namespace, Root]]:
         """The trees, to be read only."""
         return list(self._forest.roots.items())
+
+    def surveyor(self, max_kept: int) -> Surveyor:
+        """What surveys the trees, keeping the largest subtrees."""
+        return Surveyor(self._forest, max_kept)
+
+    def count_held(self, node: Node) -> tuple[int, int]:
+        """How many of a node's pages live tables read, and how many of the others leases hold."""
+        return count_held(self._pool, node)
+
+    def find_node(self, page: int) -> tuple[Namespace, Node] | None:
+        """The node that lists a page, to be read only; None where none does."""
+        node = self._forest.node_of(page) if 0 <= page < len(self._pool.refs) else None
+        return None if node is None else (self._forest.namespace_of(node), node)
+
+    @property
+    def tick(self) -> int:
+        """How many requests have ended, as `Use.tick` counts them."""
+        return self._evictor.tick
 
     def expire(self) -> int:
         """End the leases whose time has passed; how many. O(1) when none has."""

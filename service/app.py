@@ -21,6 +21,9 @@ from service.cache_events import CacheEvents
 from service.catalog import Model, Models
 from service.chat import ChatCompletions
 from service.completions import Completions
+from service.dashboard.feed import FeedEndpoint
+from service.dashboard.node import TreeNode
+from service.dashboard.page import DashboardPage
 from service.dialects.messages_errors import encode_error, error_status
 from service.errors import ApiError
 from service.messages import CountTokens, Messages
@@ -51,7 +54,7 @@ def create_app(services: Services) -> "App":
     """The edge as one ASGI application: HTTP and WebSocket, no lifespan of its own."""
     sockets = ResponsesSockets(services)
     routes = Router(_routes(services, sockets), redirect_slashes=False)
-    return App(_guarded(routes, services), services, sockets, services.responses)
+    return App(_guarded(routes, services), services, sockets, services.responses, services.feed)
 
 
 def _guarded(app: ASGIApp, services: Services) -> ASGIApp:
@@ -97,6 +100,14 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
         Route("/health/ready", Ready(engine), methods=["GET"]),
         Route("/v1/roofline", Roofline(engine), methods=["GET"]),
         Route("/metrics", MetricsEndpoint(services.metrics), methods=["GET"]),
+        Route("/dashboard", page := DashboardPage(), methods=["GET"]),
+        Route("/dashboard/{name}", page, methods=["GET"]),
+        Route("/admin/feed", FeedEndpoint(services.feed, services.settings), methods=["GET"]),
+        Route(
+            "/admin/tree/{page:int}",
+            TreeNode(engine, services.assets.vocabulary),
+            methods=["GET"],
+        ),
         Route("/admin/pool", Pool(engine), methods=["GET"]),
         Route("/admin/cache/flush", Flush(engine), methods=["POST"]),
     ]

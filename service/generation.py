@@ -76,6 +76,8 @@ class Generator:
         self._renderer = renderer
         self._readers = readers
         self.records = records
+        self.open: dict[str, RequestRecord] = {}
+        """Of the generations that have begun and not ended, by their ids."""
         self._limiter = limiter
 
     def run(self, request: GenerationRequest, record: RequestRecord) -> AsyncGenerator[Event, None]:
@@ -139,6 +141,7 @@ class Generator:
     ) -> AsyncGenerator[Event, None]:
         record.response_id = request.id
         TRACE_ID.set(record.trace_id)
+        self.open[request.id] = record
         try:
             with self._limiter.admit(record):
                 prompt = await render()
@@ -159,6 +162,7 @@ class Generator:
             raise
         finally:
             record.close(time.monotonic_ns())
+            self.open.pop(request.id, None)
             self.records.finish(record)
 
     async def _begin(

@@ -7,6 +7,8 @@ from engine.text import TextAssets
 from service.access.keys import KeyFile, TenantLimits
 from service.access.limiter import TenantLimiter
 from service.config import Settings
+from service.dashboard.feed import Feed
+from service.dashboard.lanes import EndedRequests
 from service.generation import Generator
 from service.model_card import ModelCard
 from service.prompts import PromptRenderer
@@ -40,6 +42,7 @@ class Services:
     responses: Responses
     keys: KeyFile | None
     intake: Intake
+    feed: Feed
 
 
 def build_services(
@@ -57,7 +60,8 @@ def build_services(
     card = ModelCard.of(engine.info, settings.model_names)
     counts, outboxes = Counts(), OutboxTotals()
     served = RequestMetrics(counts, card.id, settings.host, settings.port)
-    records = Sinks(served, RequestLog(), *sinks)
+    ended = EndedRequests()
+    records = Sinks(served, ended, RequestLog(), *sinks)
     generator = Generator(engine, renderer, readers, records, limiter)
     limits = settings.limits
     store = ResponsesStore(ttl_s=limits.responses_ttl_s, max_bytes=limits.responses_bytes)
@@ -77,6 +81,7 @@ def build_services(
         ),
         keys=keys,
         intake=Intake(limits),
+        feed=Feed(engine, settings, card, generator.open, ended),
     )
 
 

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "prefix_cache": {"prefix_cache"},
     "loadtest": {"loadtest"},
 }
-SEEN_BY_SERVICE = ("engine.api", "engine.types", "engine.text", "engine.transport")
+SEEN_BY_SERVICE = ("engine.api", "engine.types", "engine.text", "engine.transport", "engine.views")
 TORCH_ROOMS = ("kernels/reference.py", "kernels/triton/")
 
 

@@ -19,6 +19,7 @@ from engine.execution.saved_cache import SavedCache
 from engine.limits import check_request
 from engine.scheduling.cache_desk import CacheDesk
 from engine.scheduling.idle_audit import IdleAudit
+from engine.scheduling.lookout import Lookout
 from engine.scheduling.output import Outcome, OutputRules
 from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
@@ -44,6 +45,7 @@ from engine.types import (
     pack_tokens,
     unpack_tokens,
 )
+from engine.views import EngineView, NodeView
 from kernels.contract import Int32Array, StepLogits
 from prefix_cache.cache import AuditError, PoolCounts, PrefixCache
 
@@ -107,6 +109,7 @@ class EngineCore:
         self._totals = _Totals()
         self._meter = meter or StepMeter()
         self._writers = PageWriters(info.num_pages, info.page_size)
+        self._lookout = Lookout(cache, scheduler, info.page_size, clock_ns)
 
     @property
     def info(self) -> EngineInfo:
@@ -270,6 +273,12 @@ class EngineCore:
 
     def take_cache_events(self) -> tuple[CacheEventInfo, ...]:
         return self._desk.take_events()
+
+    def view(self, *, tree: bool) -> EngineView:
+        return self._lookout.view(self.stats(), tree=tree)
+
+    def read_node(self, page: int) -> NodeView | None:
+        return self._lookout.read_node(page)
 
     def save(self) -> None:
         if self._saved is not None:

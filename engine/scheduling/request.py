@@ -214,6 +214,15 @@ class Request:
         """Without credit: nothing is computed for it until the reader returns some."""
         return self.credits <= 0 and self.samples
 
+    def last_phases(self, count: int) -> tuple[Phase, ...]:
+        """Of the phases that have ended, the last ones."""
+        return tuple(self._phases[-count:])
+
+    @property
+    def phase_start_ns(self) -> int:
+        """When the present phase began."""
+        return self._phase_start_ns
+
     def append(self, token_id: int) -> None:
         """Add a sampled token, count it and take one credit."""
         if self.num_tokens == self._token_ids.size:

@@ -31,6 +31,7 @@ from engine.types import (
     pack_tokens,
     unpack_tokens,
 )
+from engine.views import MAX_LANES, EngineView, NodeView
 
 NO_SAMPLES: Final = Distribution((), (0,), 0)
 """It computes nothing, so there is nothing to measure."""
@@ -159,6 +160,16 @@ class ScriptedCore:
 
     def take_cache_events(self) -> tuple[CacheEventInfo, ...]:
         return ()
+
+    def view(self, *, tree: bool) -> EngineView:
+        """No tree: nothing is ever cached."""
+        now_ns = self._clock_ns()
+        lanes = tuple(run.lane(now_ns) for run in list(self._runs.values())[:MAX_LANES])
+        return EngineView(time_ns=now_ns, stats=self.stats(), lanes=lanes)
+
+    def read_node(self, page: int) -> NodeView | None:
+        """There is none."""
+        return None
 
     def save(self) -> None:
         """Nothing is ever cached."""

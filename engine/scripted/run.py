@@ -3,6 +3,7 @@
 from engine.scripted.script import Script
 from engine.text.stop_matcher import StopMatcher
 from engine.types import EngineRequest, Phase
+from engine.views import LaneView
 
 
 class Run:
@@ -67,3 +68,22 @@ class Run:
             "decode", first_token_ns, now_ns, self.num_output_tokens, self.num_prompt_tokens
         )
         return queue, prefill, decode
+
+    def lane(self, now_ns: int) -> LaneView:
+        """As a watcher sees it."""
+        status = "waiting"
+        if self.started_ns:
+            status = "running" if self.credits > 0 else "paused"
+        *ended, present = self.phases(now_ns)
+        cached = self.num_cached_tokens
+        return LaneView(
+            self.request.id,
+            self.request.tenant,
+            status,
+            self.num_prompt_tokens,
+            cached,
+            self.num_prompt_tokens + self.num_output_tokens if self.first_token_ns else cached,
+            self.num_output_tokens,
+            present.start_ns,
+            tuple(ended),
+        )

@@ -40,14 +40,18 @@ from engine.types import (
     ReleaseLease,
     Started,
 )
+from engine.views import EngineView, NodeView
 from engine.wire.frames import FrameError, FrameReader, FrameSender
 from engine.wire.messages import (
     Abort,
     Add,
+    Ask,
     AskAudit,
     AskCache,
     AskFlush,
+    AskNode,
     AskStats,
+    AskView,
     AuditReply,
     CallFailed,
     Close,
@@ -57,18 +61,18 @@ from engine.wire.messages import (
     FromEngine,
     Grant,
     LeasesReply,
+    NodeReply,
     Ready,
     Reply,
     ReportReply,
     StartFailed,
     StatsReply,
     StepMessage,
+    ViewReply,
     WatchCache,
     decode_from_engine,
     encode,
 )
-
-Ask: TypeAlias = AskStats | AskFlush | AskAudit | AskCache
 
 CLOSE_S = 5.0
 """How long an engine may take to end after it was asked to, before it is killed."""
@@ -266,6 +270,16 @@ class EngineClient:
     def cache_events(self) -> AsyncGenerator[CacheEventInfo, None]:
         """See `Engine.cache_events`."""
         return self._watchers.listen()
+
+    async def view(self, *, tree: bool) -> EngineView:
+        reply = await self._ask(lambda call_id: AskView(call_id, tree))
+        assert isinstance(reply, ViewReply)
+        return reply.view
+
+    async def read_node(self, page: int) -> NodeView | None:
+        reply = await self._ask(lambda call_id: AskNode(call_id, page))
+        assert isinstance(reply, NodeReply)
+        return reply.node
 
     async def _ask_cache(self, call: CacheCall) -> Reply:
         return await self._ask(lambda call_id: AskCache(call_id, call))

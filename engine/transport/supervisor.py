@@ -28,6 +28,7 @@ from engine.types import (
     PoolStats,
     ReleaseLease,
 )
+from engine.views import EngineView, NodeView
 
 PULSE_S = 0.5
 """How often a silent engine is asked for a sign of life."""
@@ -136,6 +137,12 @@ class EngineSupervisor:
 
     def cache_events(self) -> AsyncGenerator[CacheEventInfo, None]:
         return self._client.cache_events()
+
+    async def view(self, *, tree: bool) -> EngineView:
+        return await self._client.view(tree=tree)
+
+    async def read_node(self, page: int) -> NodeView | None:
+        return await self._client.read_node(page)
 
     async def drain(self, grace_s: float) -> None:
         await self._stop()

@@ -18,6 +18,7 @@ from engine.types import (
     LeaseInfo,
     PoolStats,
 )
+from engine.views import EngineView, NodeView
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
@@ -70,6 +71,20 @@ class WatchCache(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
     on: bool
 
 
+class AskView(msgspec.Struct, frozen=True, array_like=True, tag="view"):
+    """Answered by ViewReply; `tree` asks for the radix tree too."""
+
+    call_id: int
+    tree: bool
+
+
+class AskNode(msgspec.Struct, frozen=True, array_like=True, tag="node"):
+    """Answered by NodeReply."""
+
+    call_id: int
+    page: int
+
+
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
     """Take no more requests, refuse those not started, end when the running ones have ended."""
 
@@ -113,6 +128,20 @@ class LeasesReply(msgspec.Struct, frozen=True, array_like=True, tag="leases"):
     leases: tuple[LeaseInfo, ...]
 
 
+class ViewReply(msgspec.Struct, frozen=True, array_like=True, tag="view"):
+    """The engine as it is now."""
+
+    call_id: int
+    view: EngineView
+
+
+class NodeReply(msgspec.Struct, frozen=True, array_like=True, tag="node"):
+    """The node that lists the page, if one does."""
+
+    call_id: int
+    node: NodeView | None
+
+
 class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The call raised."""
 
@@ -120,7 +149,16 @@ class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-Reply: TypeAlias = StatsReply | FlushReply | AuditReply | ReportReply | LeasesReply | CallFailed
+Reply: TypeAlias = (
+    StatsReply
+    | FlushReply
+    | AuditReply
+    | ReportReply
+    | LeasesReply
+    | ViewReply
+    | NodeReply
+    | CallFailed
+)
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -147,9 +185,8 @@ class StepMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     load: EngineLoad = EngineLoad()
 
 
-Command: TypeAlias = (
-    Add | Abort | Grant | AskStats | AskFlush | AskAudit | AskCache | WatchCache | Drain | Close
-)
+Ask: TypeAlias = AskStats | AskFlush | AskAudit | AskCache | AskView | AskNode
+Command: TypeAlias = Add | Abort | Grant | Ask | WatchCache | Drain | Close
 FromEngine: TypeAlias = Ready | StartFailed | StepMessage
 
 encode = msgspec.msgpack.Encoder().encode

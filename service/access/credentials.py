@@ -1,7 +1,10 @@
 """Whose request it is: the tenant of the key it shows, from then on in `scope["state"]["tenant"]`.
 
-Keys come as `Authorization: Bearer`, or as `x-api-key` from Anthropic's clients. Health stays open,
-as orchestrators have no keys; what the operator alone may see needs an admin key.
+Keys come as `Authorization: Bearer`, or as `x-api-key` from Anthropic's clients. A web page cannot
+send headers with a WebSocket handshake: it offers a subprotocol with the key in its name, as
+OpenAI's realtime API has it, beside one that is accepted. Health stays open, as orchestrators have
+no keys, and so do the dashboard's files, which show nothing by themselves; what the operator alone
+may see needs an admin key.
 """
 
 from typing import Final
@@ -14,8 +17,9 @@ from service.access.keys import KeyFile
 from service.access.refusal import refuse
 from service.errors import ApiError
 
-OPEN: Final = ("/health",)
+OPEN: Final = ("/health", "/dashboard")
 ADMIN: Final = ("/admin", "/metrics")
+KEY_PROTOCOL: Final = "openai-insecure-api-key."
 
 
 class CredentialMiddleware:
@@ -37,7 +41,7 @@ class CredentialMiddleware:
     def _tenant(self, scope: Scope) -> str:
         if _is_under(scope["path"], OPEN):
             return SHARED_TENANT
-        key = _key(Headers(scope=scope))
+        key = _key(Headers(scope=scope)) or _offered_key(scope)
         if not key:
             raise _unauthorized(
                 "This server needs an API key: send 'Authorization: Bearer KEY' or 'x-api-key'."
@@ -57,6 +61,12 @@ def _key(headers: Headers) -> str:
     if scheme.lower() == "bearer" and token:
         return token.strip()
     return headers.get("x-api-key", "").strip()
+
+
+def _offered_key(scope: Scope) -> str:
+    offered: list[str] = scope.get("subprotocols", [])
+    keys = [name.removeprefix(KEY_PROTOCOL) for name in offered if name.startswith(KEY_PROTOCOL)]
+    return keys[0] if keys else ""
 
 
 def _is_under(path: str, roots: tuple[str, ...]) -> bool:

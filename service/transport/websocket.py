@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from service.access.credentials import KEY_PROTOCOL
 from service.dialects import wire
 from service.dialects.responses_decode import (
     CreateRequest,
@@ -68,7 +69,7 @@ class ResponsesSockets:
         connection = _Connection(websocket, self._services, self._limits)
         self._connections.add(connection)
         try:
-            await websocket.accept()
+            await websocket.accept(_accepted(websocket.scope["subprotocols"]))
             await connection.run()
         finally:
             self._connections.remove(connection)
@@ -325,6 +326,12 @@ class _Connection:
                         for frame in turn.progress():
                             await self._outbox.put(frame)
                 running.quiet = True
+
+
+def _accepted(offered: list[str]) -> str | None:
+    """The first subprotocol that is no key: browsers end a handshake that accepts none of theirs,
+    and a key is not said back."""
+    return next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)
 
 
 async def _deny(websocket: WebSocket, error: ApiError) -> None:

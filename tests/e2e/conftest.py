@@ -42,9 +42,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """`headwater serve` on a free port until the block ends; it must then end by itself with 0."""
-    port = free_port()
+def serve(
+    *arguments: str, environment: dict[str, str] | None = None, port: int = 0
+) -> Iterator[Server]:
+    """`headwater serve` on a free port, unless one is given, until the block ends; it must then
+    end by itself with 0."""
+    port = port or free_port()
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), *arguments]
     process = subprocess.Popen(
         command,

@@ -10,6 +10,7 @@ import openai
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from engine.scripted import text_script
 from service.access.keys import KeyFile, hash_key, key_entry
@@ -51,6 +52,27 @@ def test_without_a_good_key_nothing_is_served(server: LiveServer, key: str) -> N
             model=MODEL, max_tokens=1, messages=[{"role": "user", "content": "hi"}]
         )
     assert server.records == []
+
+
+def test_a_web_page_offers_its_key_as_a_subprotocol(server: LiveServer) -> None:
+    """Browsers cannot send headers with a handshake, and need one of their protocols accepted."""
+    uri = f"ws://127.0.0.1:{server.port}/v1/responses"
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        connect(uri, proxy=None, subprotocols=_offer("wrong")),
+    ):
+        pass
+    assert refused.value.response.status_code == 401
+    with connect(uri, proxy=None, subprotocols=_offer(A)) as socket:
+        assert socket.subprotocol == "responses", "the key is not said back"
+        socket.send(json.dumps({"type": "response.create", "model": MODEL, "input": "hi"}))
+        while json.loads(socket.recv())["type"] != "response.completed":
+            pass
+    assert [record.tenant for record in server.records] == ["a"]
+
+
+def _offer(key: str) -> list[Subprotocol]:
+    return [Subprotocol(f"openai-insecure-api-key.{key}"), Subprotocol("responses")]
 
 
 def test_both_headers_carry_a_key(server: LiveServer) -> None:

@@ -1,0 +1,1 @@
+"""The live page at `/dashboard`, and what feeds it."""

@@ -1,0 +1,227 @@
+"""The feed of the page: one look at the engine for all who watch, none while nobody does."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, Final
+
+import anyio
+import msgspec
+from anyio.streams.memory import MemoryObjectSendStream
+from starlette.types import Receive, Scope, Send
+
+from engine.api import Engine, EngineError
+from engine.views import EngineView, TreeView
+from service.config import Settings
+from service.dashboard.lanes import EndedRequests, Lanes
+from service.errors import RETRY_SOON, ApiError
+from service.events import RequestRecord
+from service.model_card import ModelCard
+from service.transport.http import while_connected
+from service.transport.sse import send_frames
+
+BUSY_S: Final = 0.25
+IDLE_S: Final = 0.5
+TREE_S: Final = 1.0
+"""The tree is surveyed at most so often, and only when something ran since."""
+MAX_WATCHERS: Final = 32
+_MAX_BEHIND: Final = 64
+"""Frames. Who is farther behind is let go, and comes back to a snapshot."""
+
+Watcher = MemoryObjectSendStream[bytes]
+
+
+class Feed:
+    """Frames of server-sent events; each watcher gets a snapshot, then what changes. It belongs
+    to one event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        card: ModelCard,
+        open_records: Mapping[str, RequestRecord],
+        ended: EndedRequests,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._card = card
+        self._epoch_ns = time.monotonic_ns()
+        self._boot = secrets.token_hex(8)
+        self._lanes = Lanes(open_records, ended, self._ms)
+        self._watchers: set[Watcher] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._draining = False
+        self._last: dict[str, Any] = {}
+        self._tree: TreeView | None = None
+        self._tree_asked_ns = self._changed_ns = 0
+        self._num_steps = -1
+
+    async def watch(self) -> AsyncGenerator[bytes, None]:
+        """The frames of one watcher, until the server drains or it does not keep up. Raises
+        ApiError at the first read where too many watch already."""
+        if self._draining or len(self._watchers) >= MAX_WATCHERS:
+            raise ApiError(
+                503,
+                f"The dashboard is closed, or watched by {MAX_WATCHERS} already.",
+                type="server_error",
+                code="server_is_overloaded",
+                headers=RETRY_SOON,
+            )
+        sender, receiver = anyio.create_memory_object_stream[bytes](_MAX_BEHIND)
+        sender.send_nowait(_frame(self._hello()))
+        self._watchers.add(sender)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._look_on())
+        try:
+            async with receiver:
+                async for frame in receiver:
+                    yield frame
+        finally:
+            self._drop(sender)
+            if not self._watchers and self._task is not None:
+                self._task.cancel()
+
+    async def drain(self) -> None:
+        """Let all watchers go; they may come back to the next server."""
+        self._draining = True
+        for watcher in list(self._watchers):
+            self._drop(watcher)
+
+    async def _look_on(self) -> None:
+        while self._watchers:
+            message, busy = await self._look()
+            if message:
+                frame = _frame(message)
+                for watcher in list(self._watchers):
+                    try:
+                        watcher.send_nowait(frame)
+                    except (anyio.WouldBlock, anyio.BrokenResourceError):
+                        self._drop(watcher)
+            await asyncio.sleep(BUSY_S if busy else IDLE_S)
+
+    async def _look(self) -> tuple[dict[str, Any], bool]:
+        """What has changed (nothing: empty), and whether anything runs."""
+        health = self._engine.health
+        present: dict[str, Any] = {"engine": health.state, "reason": health.reason}
+        news: dict[str, Any] = {}
+        busy = False
+        try:
+            view = await self._engine.view(tree=self._wants_tree())
+        except EngineError as error:
+            present["reason"] = present["reason"] or str(error)
+            news["lanes"] = self._lanes.advance((), time.monotonic_ns())
+        else:
+            busy = bool(view.lanes)
+            present["stats"] = self._stats(view)
+            news["lanes"] = self._lanes.advance(view.lanes, view.time_ns)
+            if view.tree is not None:
+                if self._tree is None or _tree(view.tree) != _tree(self._tree):
+                    news["tree"] = _tree(view.tree)
+                self._tree = view.tree
+        if present == self._last and not news["lanes"] and "tree" not in news:
+            return {}, busy
+        self._last = present
+        return {"type": "view", "now": self._now(), **present, **news}, busy
+
+    def _wants_tree(self) -> bool:
+        """When something may have changed since the last survey, or it is not complete yet."""
+        now_ns = time.monotonic_ns()
+        if self._tree is not None and self._tree.time_ns > self._changed_ns:
+            return False
+        if now_ns - self._tree_asked_ns < TREE_S * 1e9 and self._tree is not None:
+            return False
+        self._tree_asked_ns = now_ns
+        return True
+
+    def _stats(self, view: EngineView) -> dict[str, Any]:
+        stats = view.stats
+        mark = stats.num_steps + sum(stats.evicted_pages.values()) + stats.pool.pinned
+        if mark != self._num_steps:
+            self._num_steps, self._changed_ns = mark, view.time_ns
+        return {
+            "pool": stats.pool,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "paused": stats.paused,
+            "evicted": stats.evicted_pages,
+            "steps": stats.num_steps,
+            "queried": stats.num_queried_tokens,
+            "cached": stats.num_cached_tokens,
+            "computed": stats.num_computed_tokens,
+            "output": stats.num_output_tokens,
+            "preemptions": stats.num_preemptions,
+        }
+
+    def _hello(self) -> dict[str, Any]:
+        info, settings = self._engine.info, self._settings
+        return {
+            "type": "hello",
+            "boot": self._boot,
+            "now": self._now(),
+            "model": self._card.id,
+            "backend": info.backend,
+            "numeric_mode": info.numeric_mode,
+            "threads": info.threads,
+            "max_context": info.max_context,
+            "page_size": info.page_size,
+            "page_bytes": info.page_bytes,
+            "itl_target_ms": settings.itl_target_ms,
+            "ttft_target_ms": settings.ttft_target_ms,
+            "lanes": self._lanes.snapshot(),
+            **({"tree": _tree(self._tree)} if self._tree else {}),
+            **self._last,
+        }
+
+    def _drop(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+        watcher.close()
+
+    def _now(self) -> float:
+        return self._ms(time.monotonic_ns())
+
+    def _ms(self, time_ns: int) -> float:
+        return round((time_ns - self._epoch_ns) / 1e6, 1)
+
+
+class FeedEndpoint:
+    """`GET /admin/feed`: what the page shows, as server-sent events for `fetch`, which unlike
+    EventSource and WebSocket can send a key in a header."""
+
+    def __init__(self, feed: Feed, settings: Settings) -> None:
+        self._feed = feed
+        self._limits = settings.limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer() -> None:
+            async with aclosing(self._feed.watch()) as frames:
+                first = await anext(frames)
+                async with aclosing(_with_first(first, frames)) as all_frames:
+                    await send_frames(scope, send, all_frames, _Silence(), self._limits)
+
+        await while_connected(receive, answer)
+
+
+class _Silence:
+    def keep_alive(self) -> bytes:
+        """A comment."""
+        return b": nothing new\n\n"
+
+
+async def _with_first(
+    first: bytes, frames: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    yield first
+    with suppress(StopAsyncIteration):
+        while True:
+            yield await anext(frames)
+
+
+def _tree(tree: TreeView) -> dict[str, Any]:
+    return {"nodes": tree.nodes, "num_nodes": tree.num_nodes, "num_pages": tree.num_pages}
+
+
+def _frame(message: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(message) + b"\n\n"

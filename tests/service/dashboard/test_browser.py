@@ -1,0 +1,152 @@
+"""The page in a real browser on a real server with the real model.
+
+Screenshots of what is tested go to out/ (not kept by git), to be looked at.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from service.access.keys import hash_key, key_entry
+from tests.e2e.conftest import ROOT, Server, serve
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell"))), None)
+OUT = ROOT / "out"
+SHAPES = [(1280, 900, "light"), (1280, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
+TENANT, OPERATOR = "key-of-a-tenant", "key-of-an-operator"
+QUESTION = "What makes a river flow to the sea?"
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page on which nothing goes wrong unless a test takes it from `wrong`."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    page.set_default_timeout(60_000)
+    yield page
+    page.close()
+
+
+def complaints(page: Page) -> list[str]:
+    """What the browser says from now on, warnings included."""
+    said: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            said.append(f"{message.text} ({message.location})")
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    return said
+
+
+def ask(page: Page, text: str = QUESTION) -> str:
+    """Ask, wait for the answer's end, and give the words about the cache."""
+    turns = page.locator(".turn")
+    number = turns.count()
+    page.get_by_label("Your message").fill(text)
+    page.keyboard.press("Enter")
+    words = turns.nth(number).locator(".words")
+    words.wait_for()
+    assert turns.nth(number).locator(".answer").inner_text().strip()
+    return words.inner_text()
+
+
+def cached_tokens(words: str) -> int:
+    return int(words.split(" of ")[0].replace(",", ""))
+
+
+def test_the_page_streams_shows_the_cache_and_draws_the_tree(page: Page, server: Server) -> None:
+    said = complaints(page)
+    page.goto(f"{server.url}/dashboard")
+    expect(page.locator("#state-text")).to_have_text("idle")
+    ask(page)
+    page.get_by_role("button", name="New conversation").click()
+    assert cached_tokens(ask(page)) >= 64
+
+    page.get_by_text("Show the prompt").click()
+    expect(page.locator("mark")).to_contain_text("You are a helpful assistant")
+
+    expect(page.locator("#fig-running")).to_have_text("0")
+    expect(page.locator("#fig-itl")).to_contain_text("ms")
+    branch = page.locator("path.branch").first
+    branch.wait_for()
+    branch.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#node-text")).not_to_be_empty()
+    for width, height, scheme in SHAPES:
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        OUT.mkdir(exist_ok=True)
+        page.screenshot(path=OUT / f"dashboard-{width}-{scheme}.png", full_page=True)
+    assert said == []
+
+
+def test_everything_is_reached_by_keyboard_in_the_order_it_is_seen(
+    page: Page, server: Server
+) -> None:
+    page.goto(f"{server.url}/dashboard")
+    expect(page.locator("#state-text")).not_to_have_text("connecting")
+    named = []
+    for _ in range(7):
+        page.keyboard.press("Tab")
+        named.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+        outline = "getComputedStyle(document.activeElement).outlineStyle"
+        shadow = "getComputedStyle(document.activeElement).boxShadow"
+        assert page.evaluate(outline) != "none" or page.evaluate(shadow) != "none", named
+    assert named == ["A", "key-open", "ask-new", "talk", "SUMMARY", "text", "send"]
+
+
+def test_the_page_comes_back_by_itself_when_the_server_does(page: Page) -> None:
+    with serve() as first:
+        page.goto(f"{first.url}/dashboard")
+        expect(page.locator("#state-text")).to_have_text("idle")
+        ask(page)
+        port = int(first.url.rsplit(":", 1)[1])
+    expect(page.locator("#state-text")).to_have_text("reconnecting")
+    with serve(port=port):
+        expect(page.locator("#state-text")).to_have_text("idle")
+        ask(page, "And where does it end?")
+
+
+def test_with_keys_nothing_is_shown_without_an_admin_key(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    entries = [(TENANT, "a", False), (OPERATOR, "operators", True)]
+    path.write_text("".join(key_entry(hash_key(key), t, admin) for key, t, admin in entries))
+
+    def use(key: str) -> None:
+        page.get_by_role("button", name="API key").click()
+        page.get_by_label("Key", exact=True).fill(key)
+        page.keyboard.press("Enter")
+
+    with serve("--keys", str(path)) as server:
+        page.goto(f"{server.url}/dashboard")
+        expect(page.locator("#state-text")).to_have_text("needs a key")
+        expect(page.locator("section.live:visible")).to_have_count(0)
+        use(TENANT)
+        expect(page.locator("#state-text")).to_have_text("playground only")
+        ask(page)
+        expect(page.locator("section.live:visible")).to_have_count(0)
+        use(OPERATOR)
+        expect(page.locator("#state-text")).to_have_text("idle")
+        expect(page.locator("path.branch").first).to_be_visible()
+        assert "key" not in page.url
