@@ -1,0 +1,27 @@
+"""The roofline of the real engine: what it counted is what was computed."""
+
+from tests.e2e.conftest import Server
+from tests.e2e.conversations import chat
+
+
+def test_work_adds_up_and_has_verdicts(server: Server) -> None:
+    before = server.http.get("/v1/roofline").json()
+    computed = server.pool()["num_computed_tokens"]
+    answer = chat(server, "You count rivers.", "Name some rivers, one after another.")
+    told = server.http.get("/v1/roofline").raise_for_status().json()
+    machine = told["machine"]
+    assert machine["peak_bytes_per_s"] > 1e8 and machine["peak_flops_per_s"] > 1e9
+    assert machine["ridge_intensity"] > 0
+    phases = {each["kind"]: each for each in told["phases"]}
+    assert {"prefill", "decode"} <= set(phases)
+    old = {each["kind"]: each["tokens"] for each in before["phases"]}
+    new = sum(each["tokens"] - old.get(kind, 0) for kind, each in phases.items())
+    assert new == server.pool()["num_computed_tokens"] - computed
+    assert answer["usage"]["completion_tokens"] > 1
+    for each in (*told["phases"], *told["recent"]):
+        assert 0 < each["kernel_s"] <= each["wall_s"]
+        assert each["flops"] > 0 and each["memory_bytes"] > 0
+        assert 0 <= each["host_share"] < 1
+        assert each["verdict"] in ("compute-bound", "bandwidth-bound", "host-bound")
+    assert phases["prefill"]["intensity"] > 4 * phases["decode"]["intensity"]
+    assert 0 < len(told["recent"]) <= 128
