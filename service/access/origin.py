@@ -29,14 +29,16 @@ class OriginMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            refusal = self._refusal(Headers(scope=scope))
+            refusal = self._refusal(Headers(scope=scope), scope["http_version"])
             if refusal is not None:
                 await refuse(refusal, scope, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> ApiError | None:
+    def _refusal(self, headers: Headers, version: str) -> ApiError | None:
         hosts = headers.getlist("host")
+        if not hosts and version == "1.1":
+            return ApiError(400, "An HTTP/1.1 request needs a Host header.", code="host_missing")
         if len(hosts) > 1 or not self._host_allowed(hosts[0] if hosts else ""):
             return ApiError(
                 403,

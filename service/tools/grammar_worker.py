@@ -18,6 +18,8 @@ from llguidance._tokenizer import TokenizerWrapper
 
 CPU_S = 1.0
 MEMORY_BYTES = 1 << 30
+WALK_STEPS = 24
+ANY_BYTE = (1 << 256) - 1
 STACK_BYTES = 1 << 20  # an eighth of what the engine's threads have
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -44,12 +46,22 @@ class _Compiler:
         """Why the grammar cannot be used; "" where it can."""
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        self._walk(matcher)
         if not matcher.is_error():
             return ""
         error = matcher.get_error()
         return "nothing can match it" if error.startswith("NoExtension") else error
+
+    def _walk(self, matcher: LLMatcher) -> None:
+        """Take the first steps of an answer: some grammars exceed a limit only on the way, as a
+        mask over whole tokens would at once."""
+        for _ in range(WALK_STEPS):
+            if matcher.is_error():
+                return
+            mask = int.from_bytes(matcher.compute_bitmask(), "little") & ANY_BYTE
+            if not mask:
+                return
+            matcher.consume_token((mask & -mask).bit_length() - 1)
 
     def place(self, schema: Any, path: str) -> tuple[str, str]:
         """The path of the innermost part that fails as the whole does, and how it fails."""

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from typing import Any, Final
 
-from uvicorn._types import ASGIReceiveEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -87,6 +87,12 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.receive":
             self._hold.set(max(0, self._hold.num_bytes - self._unread.popleft()))
         return message
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """What the application says; a refusal ends the handshake as an answer does, where uvicorn
+        would log that there was none."""
+        await super().send(message)
+        self.handshake_complete = self.handshake_complete or self.close_sent
 
     def handle_ping(self) -> None:
         """Answer, or if the client reads nothing, owe it the answer to its latest ping."""

@@ -50,6 +50,15 @@ def test_other_hosts_are_refused(server: LiveServer, host: str) -> None:
     assert answer.json()["error"]["code"] == "host_not_allowed"
 
 
+@pytest.mark.parametrize(("version", "status"), [("1.1", b"400"), ("1.0", b"200")])
+def test_a_host_is_missing_only_in_old_requests(
+    server: LiveServer, version: str, status: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(f"GET /v1/models HTTP/{version}\r\nconnection: close\r\n\r\n".encode())
+        assert sock.recv(1 << 16).split(b" ")[1] == status
+
+
 def test_a_host_can_be_allowed(open_server: LiveServer) -> None:
     assert get(open_server, host="gpu.example:8000").status_code == 200
     assert get(open_server, host="other.example").status_code == 403
@@ -83,7 +92,10 @@ def test_an_origin_can_be_allowed_and_is_told_so(open_server: LiveServer) -> Non
     ("host", "origin"), [("evil.example", None), ("localhost", "http://evil.example")]
 )
 def test_websocket_handshakes_are_checked_too(
-    server: LiveServer, host: str, origin: str | None
+    server: LiveServer,
+    host: str,
+    origin: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     sock = socket.create_connection(("127.0.0.1", server.port))
     uri = f"ws://{host}:{server.port}/v1/responses"
@@ -95,3 +107,4 @@ def test_websocket_handshakes_are_checked_too(
         pass
     assert refused.value.response.status_code == 403
     assert b"not_allowed" in refused.value.response.body
+    assert "handshake" not in caplog.text  # a refusal is nothing to log as an error

@@ -64,6 +64,19 @@ def test_a_hostile_grammar_is_refused(lark: str) -> None:
     assert (error.status, error.param) == (400, "field")
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"json_schema": {"type": "object", "properties": {f"p{n}": {} for n in range(2000)}}},
+        {"lark_grammar": "start: /(a?){5000}a{5000}/"},
+    ],
+)
+def test_what_would_exceed_a_limit_on_its_way_is_refused_before(grammar: Any) -> None:
+    error = refusal([grammar], [])
+    assert error is not None
+    assert (error.status, error.param) == (400, "field")
+
+
 def test_a_verdict_is_remembered() -> None:
     async def twice() -> None:
         checker = GrammarChecker()
