@@ -21,6 +21,11 @@ _NUM_WORKERS: Final = 2
 _MAX_NFC_SHRINK: Final = 3
 """Normalisation to NFC makes no text shorter than a third of its UTF-8 bytes (Hangul does)."""
 
+_LIKELY_CHARACTERS: Final = 8
+"""A token of most texts stands for fewer."""
+_CUT_TOKENS: Final = 64
+"""More than a cut through a text can add to its tokens."""
+
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks where the last message ends in the rendered text; its space shows whether the template
 trims."""
@@ -122,6 +127,7 @@ class PromptRenderer:
         num_bytes = len(data)
         if num_bytes > self._max_context * self._max_token_bytes:
             raise self._too_long(f"at least {-(-num_bytes // self._max_token_bytes)}")
+        self._refuse_by_its_beginning(text)
         known_as: PromptText | None = None
         if scope is not None:
             found, known_as = self._transcripts.find(scope, data)
@@ -135,6 +141,16 @@ class PromptRenderer:
         if not len(token_ids):
             raise invalid("messages", "The messages render to no tokens.")
         return RenderedPrompt(token_ids, text, num_replayed, known_as)
+
+    def _refuse_by_its_beginning(self, text: str) -> None:
+        """Raises ApiError for a text whose first part alone has too many tokens: what few texts
+        fit in this length is not tokenised as a whole for nothing. A cut changes no more than the
+        tokens beside it."""
+        head = _LIKELY_CHARACTERS * self._max_context
+        if len(text) > 2 * head:
+            num_tokens = len(self._assets.encoder.encode(text[:head]))
+            if num_tokens >= self._max_context + _CUT_TOKENS:
+                raise self._too_long(f"at least {num_tokens - _CUT_TOKENS}")
 
     def _render_text(self, conversation: Conversation) -> str:
         if not conversation.messages:

@@ -6,15 +6,17 @@ from typing import Final, Literal, TypeAlias
 
 from service.tools import reasoning
 from service.tools.marked import MarkedJson, Marks
+from service.tools.named_args import CALL_ID, NamedArgs
 from service.tools.pieces import ToolParser
 from service.tools.pythonic import Pythonic
 
-FormatName: TypeAlias = Literal["hermes", "llama", "pythonic", "mistral", "generic"]
+FormatName: TypeAlias = Literal["hermes", "llama", "pythonic", "mistral", "mistral-args", "generic"]
 FORMAT_NAMES: Final[tuple[FormatName, ...]] = (
     "hermes",
     "llama",
     "pythonic",
     "mistral",
+    "mistral-args",
     "generic",
 )
 
@@ -23,6 +25,7 @@ MARKS: Final[dict[str, Marks]] = {
     "generic": Marks("<tool_call>", "</tool_call>", at_start=True),
     "llama": Marks("<|python_tag|>", at_start=True),
     "mistral": Marks("[TOOL_CALLS]"),
+    "mistral-args": Marks("[TOOL_CALLS]", between="[ARGS]"),
 }
 
 
@@ -37,7 +40,10 @@ class AnswerFormat:
     def markers(self) -> tuple[str, ...]:
         """The texts that must be seen although they may be special tokens."""
         marks = MARKS.get(self.name)
-        calls = () if marks is None else tuple(filter(None, (marks.start, marks.end)))
+        calls: tuple[str, ...] = ()
+        if marks is not None:
+            calls = tuple(filter(None, (marks.start, marks.end, marks.between)))
+            calls += (CALL_ID,) if marks.between else ()
         return calls + ((reasoning.OPEN, reasoning.CLOSE) if self.thinks else ())
 
     @property
@@ -52,11 +58,15 @@ class AnswerFormat:
         calls in it are written by a grammar."""
         if self.name == "pythonic" and not by_grammar:
             return Pythonic(names, parallel=parallel)
-        return MarkedJson(MARKS[self.written], names, parallel=parallel)
+        marks = MARKS[self.written]
+        if marks.between:
+            return NamedArgs(marks.start, marks.between, names, parallel=parallel)
+        return MarkedJson(marks, names, parallel=parallel)
 
 
 _SIGNS: Final[tuple[tuple[FormatName, Callable[[str], bool]], ...]] = (
     ("hermes", lambda template: "<tool_call>" in template),
+    ("mistral-args", lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template),
     ("mistral", lambda template: "[TOOL_CALLS]" in template),
     ("pythonic", lambda template: "[func_name1(params_name1=params_value1" in template),
     ("llama", lambda template: '"parameters": dictionary of argument name' in template),

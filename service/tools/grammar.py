@@ -115,6 +115,9 @@ class _Writer:
             begin, end = self._text(marks.start), self._text(marks.end)
             self._rules.append(f'call: {begin} "\\n" object "\\n" {end}')
             self._rules.append(f'calls: call ("\\n" call){more}' if parallel else "calls: call")
+        elif marks.between:
+            self._rules.append(f"call: {self._text(marks.start)} object")
+            self._rules.append(f"calls: call call{more}" if parallel else "calls: call")
         elif self._format.written == "mistral":
             many = f'(", " object){more}' if parallel else ""
             self._rules.append(f'calls: {self._text(marks.start)} "[" object {many} "]"')
@@ -136,6 +139,8 @@ class _Writer:
             self._rules.append(rf"lead[lazy]: /(.|\n)*/ {self._text(marks.start)}")
         if marks.end:
             self._rules.append(f'call: lead "\\n" object "\\n" {self._text(marks.end)}')
+        elif marks.between:
+            self._rules.append("call: lead object")
         elif self._format.written == "mistral":
             self._rules.append('call: lead "[" object (", " object)* "]"')
         else:
@@ -158,11 +163,16 @@ class _Writer:
 
     def _objects(self, tools: Sequence[Tool]) -> list[str]:
         key = "parameters" if self._format.written == "llama" else "arguments"
+        between = MARKS[self._format.written].between
         rules = ["object: " + " | ".join(f"object_{i}" for i in range(len(tools)))]
         for index, tool in enumerate(tools):
-            head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
+            name = json.dumps(tool.name, ensure_ascii=False)
+            head = json.dumps(f'{{"name": {name}, "{key}": ', ensure_ascii=False)
             arguments = self._schema(f"arguments_{index}", parameters_of(tool), _COMPACT)
-            rules.append(f'object_{index}: {json.dumps(head, ensure_ascii=False)} {arguments} "}}"')
+            if between:
+                rules.append(f"object_{index}: {name} {self._text(between)} {arguments}")
+            else:
+                rules.append(f'object_{index}: {head} {arguments} "}}"')
         return rules
 
     def _schema(self, name: str, schema: Any, style: JSONValue) -> str:

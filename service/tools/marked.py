@@ -15,11 +15,14 @@ class Marks:
     """How calls stand in the text.
 
     start: the text before them, whose first character stands in it once; end: the text after
-    them, or "" for none. `at_start`: they may also stand bare at the very beginning of the answer.
+    them, or "" for none. `between`: the text between the name of a call and its arguments, where
+    they are not one object. `at_start`: they may also stand bare at the very beginning of the
+    answer.
     """
 
     start: str
     end: str = ""
+    between: str = ""
     at_start: bool = False
 
 

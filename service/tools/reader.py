@@ -107,7 +107,7 @@ class AnswerReader:
 
     def _call_id(self) -> str:
         """Mistral's templates take ids of exactly nine letters and digits only."""
-        if self._format.name == "mistral":
+        if self._format.name.startswith("mistral"):
             return "".join(secrets.choice(_ALPHABET) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 

@@ -143,7 +143,9 @@ def test_an_answer_that_is_cut_says_length(core: Core, text: TextAssets) -> None
         json.loads(answer)
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama", "pythonic", "mistral", "generic"])
+@pytest.mark.parametrize(
+    "name", ["hermes", "llama", "pythonic", "mistral", "mistral-args", "generic"]
+)
 def test_a_required_call_is_made_and_read_back(core: Core, text: TextAssets, name: Any) -> None:
     format = format_of(None, name)
     options = GenerationOptions(tool_choice=ToolChoice("required"), parallel_tool_calls=False)

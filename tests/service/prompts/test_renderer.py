@@ -8,8 +8,9 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from engine.text import TextAssets, TextError
+from engine.text import Encoder, TextAssets, TextError
 from service.conversation import Conversation, JSONValue, Message, Tool
 from service.errors import ApiError
 from service.prompts import PromptRenderer, RenderedPrompt
@@ -156,6 +157,32 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenised(assets: TextAssets, t
     error = refusal(PromptRenderer(blind, 10), user(text))
     assert error.code == "context_length_exceeded"
     assert "is 10 tokens" in error.message and re.search("at least [12][0-9] tokens", error.message)
+
+
+class _Watched:
+    """An encoder that knows the longest text it was given."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.longest = 0
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        self.longest = max(self.longest, len(text))
+        return self._encoder.encode(text)
+
+
+def test_a_text_far_over_the_context_is_refused_by_its_beginning(assets: TextAssets) -> None:
+    watched = _Watched(assets.encoder)
+    plain = replace(assets, encoder=watched, chat_template="{{ messages[0].content }}")  # type: ignore[arg-type]
+    error = refusal(PromptRenderer(plain, 400), user("a b c " * 5000))
+    assert error.code == "context_length_exceeded"
+    assert watched.longest == 8 * 400
+
+
+def test_a_long_text_of_few_tokens_is_taken(assets: TextAssets) -> None:
+    text = " " * 7000
+    plain = replace(assets, chat_template="{{ messages[0].content }}")
+    assert len(prompt(PromptRenderer(plain, 400), Message("user", text)).token_ids) < 400
 
 
 def test_a_model_without_template_cannot_start(assets: TextAssets) -> None:

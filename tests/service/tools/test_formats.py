@@ -56,6 +56,16 @@ CASES: list[tuple[FormatName, str, list[Piece]]] = [
         [*call("weather", CITY), *call("add", "{}")],
     ),
     (
+        "mistral-args",
+        f'Hm. [TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]add[CALL_ID]a1B2[ARGS] {{"a": 1}}\n',
+        [Text("Hm."), *call("weather", CITY), *call("add", '{"a": 1}')],
+    ),
+    (
+        "mistral-args",
+        "[TOOL_CALLS]add[ARGS]{} and [TOOL_CALLS]sub[ARGS]{}",
+        [*call("add", "{}"), Text(" and [TOOL_CALLS]sub[ARGS]{}")],
+    ),
+    (
         "pythonic",
         '[weather(city=\'Mün"ster\', note="日本 😀", l=[1, (True, None)]), add(a=-1.5, b=.5)]',
         [
@@ -73,6 +83,9 @@ TEXTS: list[tuple[FormatName, str]] = [
     ("generic", '{"answer": 42}'),
     ("llama", 'Here: {"name": "add", "parameters": {}}'),
     ("mistral", "[TOOL_CALLS] none  "),
+    ("mistral-args", "[TOOL_CALLS]weather[ARGS] none, [TOOL_CALLS] neither"),
+    ("mistral-args", "[TOOL_CALLS]weather[CALL_ID]" + "x" * 200),
+    ("mistral-args", "a [TOOL_[TOOL_CALLS]add[ARG"),
     ("pythonic", "[1] is a footnote"),
     ("pythonic", "[weather(1)]"),
 ]
@@ -135,6 +148,7 @@ def test_arguments_stream_as_they_are_written() -> None:
         ("{{ messages }}", "generic"),
         ("within <tool_call></tool_call> XML tags", "hermes"),
         ("{{ '[TOOL_CALLS]' }}", "mistral"),
+        ("{{ '[TOOL_CALLS]' ~ name ~ '[ARGS]' }}", "mistral-args"),
         ("<|python_tag|>", "llama"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
     ],

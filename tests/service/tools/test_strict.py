@@ -57,10 +57,11 @@ def written(format: FormatName, arguments: Any, name: str = "weather") -> str:
         "generic": f"<tool_call>\n{call}\n</tool_call>",
         "llama": f"<|python_tag|>{call}",
         "mistral": f"[TOOL_CALLS][{call}]",
+        "mistral-args": f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}",
     }[format]
 
 
-FORMATS: list[FormatName] = ["hermes", "generic", "llama", "mistral"]
+FORMATS: list[FormatName] = ["hermes", "generic", "llama", "mistral", "mistral-args"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
