@@ -24,7 +24,7 @@ class Roofline:
             raise from_engine(error) from error
         answer = {
             "object": "roofline",
-            "machine": _machine(self._engine.info),
+            "machine": describe_machine(self._engine.info),
             "phases": [describe_work(work) for work in stats.work],
             "recent": [describe_work(work) for work in stats.recent_steps],
         }
@@ -52,7 +52,7 @@ def describe_work(work: StepWork) -> dict[str, Any]:
     }
 
 
-def _machine(info: EngineInfo) -> dict[str, Any]:
+def describe_machine(info: EngineInfo) -> dict[str, Any]:
     """Peaks are null where the machine was not measured; left of `ridge_intensity` the memory is
     the limit, right of it the operations."""
     known = info.peak_bytes_per_s > 0

@@ -19,13 +19,15 @@ from service.dashboard.lanes import EndedRequests, Lanes
 from service.errors import RETRY_SOON, ApiError
 from service.events import RequestRecord
 from service.model_card import ModelCard
+from service.roofline import describe_machine, describe_work
 from service.transport.http import while_connected
 from service.transport.sse import send_frames
 
 BUSY_S: Final = 0.25
 IDLE_S: Final = 0.5
 TREE_S: Final = 1.0
-"""The tree is surveyed at most so often, and only when something ran since."""
+"""A survey of the tree begins at most so often, and only when something ran since the last."""
+ROOFLINE_S: Final = 1.0
 MAX_WATCHERS: Final = 32
 _MAX_BEHIND: Final = 64
 """Frames. Who is farther behind is let go, and comes back to a snapshot."""
@@ -56,8 +58,10 @@ class Feed:
         self._draining = False
         self._last: dict[str, Any] = {}
         self._tree: TreeView | None = None
-        self._tree_asked_ns = self._changed_ns = 0
+        self._tree_begun_ns = self._changed_ns = 0
         self._num_steps = -1
+        self._roofline_ns = 0
+        self._plot: dict[str, Any] = {}
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         """The frames of one watcher, until the server drains or it does not keep up. Raises
@@ -121,19 +125,22 @@ class Feed:
                 if self._tree is None or _tree(view.tree) != _tree(self._tree):
                     news["tree"] = _tree(view.tree)
                 self._tree = view.tree
-        if present == self._last and not news["lanes"] and "tree" not in news:
+            if view.time_ns - self._roofline_ns > ROOFLINE_S * 1e9:
+                news |= self._roofline(view)
+        if present == self._last and not any(news.values()):
             return {}, busy
         self._last = present
         return {"type": "view", "now": self._now(), **present, **news}, busy
 
     def _wants_tree(self) -> bool:
-        """When something may have changed since the last survey, or it is not complete yet."""
+        """When a survey is not complete yet, or something may have changed since the last."""
         now_ns = time.monotonic_ns()
-        if self._tree is not None and self._tree.time_ns > self._changed_ns:
+        if self._tree is None or self._tree.time_ns < self._tree_begun_ns:
+            return True
+        is_soon = now_ns - self._tree_begun_ns < TREE_S * 1e9
+        if is_soon or self._tree.time_ns > self._changed_ns:
             return False
-        if now_ns - self._tree_asked_ns < TREE_S * 1e9 and self._tree is not None:
-            return False
-        self._tree_asked_ns = now_ns
+        self._tree_begun_ns = now_ns
         return True
 
     def _stats(self, view: EngineView) -> dict[str, Any]:
@@ -147,6 +154,7 @@ class Feed:
             "waiting": stats.waiting,
             "paused": stats.paused,
             "evicted": stats.evicted_pages,
+            "disk": stats.num_disk_pages,
             "steps": stats.num_steps,
             "queried": stats.num_queried_tokens,
             "cached": stats.num_cached_tokens,
@@ -154,6 +162,22 @@ class Feed:
             "output": stats.num_output_tokens,
             "preemptions": stats.num_preemptions,
         }
+
+    def _roofline(self, view: EngineView) -> dict[str, Any]:
+        """The steps by kind and one by one, where there are new ones."""
+        stats = view.stats
+        steps = [
+            (work.kind, work.intensity, work.flops / work.wall_ns, work.num_tokens)
+            for work in stats.recent_steps
+            if work.wall_ns
+        ]
+        if not steps or steps == self._plot.get("steps"):
+            return {}
+        self._roofline_ns = view.time_ns
+        phases = [describe_work(work) for work in stats.work]
+        machine = describe_machine(self._engine.info)
+        self._plot = {"machine": machine, "phases": phases, "steps": steps}
+        return {"roofline": self._plot}
 
     def _hello(self) -> dict[str, Any]:
         info, settings = self._engine.info, self._settings
@@ -172,6 +196,7 @@ class Feed:
             "ttft_target_ms": settings.ttft_target_ms,
             "lanes": self._lanes.snapshot(),
             **({"tree": _tree(self._tree)} if self._tree else {}),
+            **({"roofline": self._plot} if self._plot else {}),
             **self._last,
         }
 

@@ -6,6 +6,7 @@ import { Lanes } from "./lanes.js";
 import { Pace } from "./pace.js";
 import { Pages } from "./pages.js";
 import { Playground } from "./playground.js";
+import { Roofline } from "./roofline.js";
 import { Tree } from "./tree.js";
 import { apiKey, byId, keepKey, readColours } from "./util.js";
 
@@ -14,6 +15,7 @@ const pace = new Pace(byId("pace"), lanes);
 const figures = new Figures(lanes);
 const tree = new Tree(byId("tree"));
 const pages = new Pages();
+const roofline = new Roofline(byId("roofline"));
 const playground = new Playground();
 
 const WORDS = { connecting: "connecting", lost: "reconnecting", locked: "needs a key", tenant: "playground only" };
@@ -23,6 +25,7 @@ function showState(state, text) {
   byId("state-text").textContent = text ?? WORDS[state] ?? state;
   const barred = state === "locked" || state === "tenant";
   for (const section of document.querySelectorAll("section.live")) section.hidden = barred;
+  byId("roofline-section").hidden = barred || roofline.empty;
   byId("banner").hidden = !barred;
   byId("banner-text").textContent =
     state === "locked"
@@ -47,8 +50,9 @@ function take(message) {
   if (message.tree) tree.show(message.tree);
   if (message.stats) {
     figures.take(message);
-    pages.show(message.stats.pool, message.stats.evicted);
+    pages.show(message.stats);
   }
+  if (message.roofline) roofline.show(message.roofline);
   paint();
 }
 
@@ -76,6 +80,7 @@ const feed = new Feed(take, showState);
 function redraw() {
   readColours();
   tree.draw();
+  roofline.draw();
   paint();
 }
 
@@ -93,7 +98,7 @@ dialog.addEventListener("close", () => {
   byId("key").value = "";
   if (choice !== "use" && choice !== "forget") return;
   keepKey(choice === "use" ? key : "");
-  for (const part of [lanes, tree]) part.clear();
+  for (const part of [lanes, tree, roofline]) part.clear();
   playground.reset();
   feed.start();
 });

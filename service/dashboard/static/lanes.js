@@ -8,6 +8,7 @@ const ROW = 20;
 const BAR = 13;
 const MAX_ROWS = 16;
 const AXIS = 20;
+const UNTOLD_MS = 500;
 
 export class Lanes {
   constructor(canvas) {
@@ -163,11 +164,11 @@ export class Lanes {
     if (!tokens.length) return;
     const stall = this.stallMs(lane);
     drawing.fillStyle = colours.decode;
-    let last = -1;
+    let drawnAt = -1;
     for (const time of tokens) {
       const at = Math.round(x(time) * 2) / 2;
-      if (at >= 0 && at !== last) drawing.fillRect(at, middle - BAR / 2, 1, BAR);
-      last = at;
+      if (at >= 0 && at !== drawnAt) drawing.fillRect(at, middle - BAR / 2, 1, BAR);
+      drawnAt = at;
     }
     drawing.strokeStyle = colours.stall;
     drawing.fillStyle = colours.stall;
@@ -179,7 +180,9 @@ export class Lanes {
       else drawing.fillRect(left, middle + BAR / 2, Math.max(1, width), 2.5);
     };
     for (let i = 1; i < tokens.length; i += 1) stalled(tokens[i - 1], tokens[i]);
-    if (lane.end === null) stalled(tokens[tokens.length - 1], now);
+    // What was made just now is not told yet.
+    const last = tokens[tokens.length - 1];
+    if (lane.end === null && now - last > stall + UNTOLD_MS) stalled(last, now);
   }
 
   point(event) {

@@ -14,7 +14,7 @@ export class Pages {
     byId("pages-title").textContent = `Pages of ${hello.page_size} tokens`;
   }
 
-  show(pool, evicted) {
+  show({ pool, evicted, disk }) {
     const bar = byId("pages");
     const legend = byId("pages-legend");
     if (!bar.children.length) {
@@ -31,7 +31,8 @@ export class Pages {
       legend.children[i].lastChild.textContent = `${count(pool[state])} ${word}`;
     });
     const gone = Object.values(evicted).reduce((sum, number) => sum + number, 0);
-    legend.lastChild.textContent = gone ? `${count(gone)} evicted since the start` : "";
+    const asides = [disk ? `${count(disk)} more on disk` : "", gone ? `${count(gone)} evicted since the start` : ""];
+    legend.lastChild.textContent = asides.filter(Boolean).join(", ");
     bar.setAttribute("aria-label", STATES.map(([state, word]) => `${pool[state]} ${word}`).join(", "));
   }
 }

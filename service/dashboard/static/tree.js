@@ -22,11 +22,14 @@ const FOOT = 22;
 const BEND = 30;
 const GAP = 3;
 const THINNEST = 1;
+const TALLEST = 380;
+const TALLEST_NARROW = 300;
+const PAGE_HEIGHT = 11;
 
 export class Tree {
   constructor(svg) {
     this.svg = svg;
-    this.layers = ["rest", "branches", "flows", "words"].map((name) => svgElement("g", { class: name }));
+    this.layers = ["rest", "branches", "strands", "flows", "words"].map((name) => svgElement("g", { class: name }));
     svg.append(...this.layers);
     this.clear();
     svg.addEventListener("keydown", (event) => this.onKey(event));
@@ -58,12 +61,14 @@ export class Tree {
     const empty = tree.num_nodes === 0;
     byId("tree-empty").hidden = !empty;
     this.svg.toggleAttribute("hidden", empty);
-    this.layers[0].replaceChildren();
-    this.layers[2].replaceChildren();
-    this.layers[3].replaceChildren();
+    const [rest, , strands, flows, words] = this.layers;
+    for (const layer of [rest, strands, flows, words]) layer.replaceChildren();
     if (empty) return;
     this.width = this.svg.clientWidth;
-    this.height = this.svg.clientHeight - FOOT;
+    // A small tree is a brook, not a flood: no page is thicker than it is worth.
+    const tallest = this.width < 560 ? TALLEST_NARROW : TALLEST;
+    this.height = Math.min(tallest, Math.max(48, tree.num_pages * PAGE_HEIGHT));
+    this.svg.style.height = `${this.height + FOOT}px`;
     this.nodes = place(tree.nodes, this.width, this.height);
     const kept = new Set();
     for (const node of this.nodes) {
@@ -100,8 +105,20 @@ export class Tree {
     path.style.fill = `color-mix(in oklab, var(--hot) ${heat}%, var(--cold))`;
     path.setAttribute("class", `branch${data[LEASED] ? " leased" : ""}${page === this.chosen ? " chosen" : ""}`);
     path.setAttribute("aria-label", describe(data));
-    if (data[REFERENCED]) this.layers[2].append(svgElement("path", { class: "flow", d: current(node) }));
+    this.drawStrands(node);
+    if (data[REFERENCED]) this.layers[3].append(svgElement("path", { class: "flow", d: current(node) }));
     return page;
+  }
+
+  // Where branches will part is drawn through all that they share.
+  drawStrands(node) {
+    const tall = node.bottom - node.top;
+    for (const child of node.children) {
+      const at = (child.slotTop - node.top) / tall;
+      if (at < 0.01 || child.slotBottom - child.slotTop < 5) continue;
+      const from = node.slotTop + at * (node.slotBottom - node.slotTop);
+      this.layers[2].append(svgElement("path", { class: "strand", d: line(node, from, child.slotTop) }));
+    }
   }
 
   // What hangs on a branch and is too small to be drawn by itself.
@@ -117,7 +134,7 @@ export class Tree {
     if (roots.length < 2) return;
     for (const root of roots) {
       if (root.bottom - root.top < 16) continue;
-      this.layers[3].append(svgElement("text", { class: "name", x: LEFT + 4, y: root.top + 14 }, root.data[LABEL]));
+      this.layers[4].append(svgElement("text", { class: "name", x: LEFT + 4, y: root.top + 14 }, root.data[LABEL]));
     }
   }
 
@@ -130,7 +147,7 @@ export class Tree {
       if (x - last < 64 || x > this.width - 40) continue;
       last = x;
       const y = this.height + 16;
-      this.layers[3].append(svgElement("text", { x, y }, tokens ? count(tokens) : "0 tokens"));
+      this.layers[4].append(svgElement("text", { x, y }, tokens ? count(tokens) : "0 tokens"));
     }
   }
 
@@ -263,7 +280,11 @@ function ribbon({ left, right, bend, slotTop, slotBottom, top, bottom }) {
   );
 }
 
-function current({ left, right, bend, slotTop, slotBottom, top, bottom }) {
-  const [from, to, mid] = [(slotTop + slotBottom) / 2, (top + bottom) / 2, left + bend / 2];
+function current(node) {
+  return line(node, (node.slotTop + node.slotBottom) / 2, (node.top + node.bottom) / 2);
+}
+
+function line({ left, right, bend }, from, to) {
+  const mid = left + bend / 2;
   return `M${left} ${from}C${mid} ${from} ${mid} ${to} ${left + bend} ${to}H${right}`;
 }

@@ -87,6 +87,7 @@ def test_the_page_streams_shows_the_cache_and_draws_the_tree(page: Page, server:
 
     expect(page.locator("#fig-running")).to_have_text("0")
     expect(page.locator("#fig-itl")).to_contain_text("ms")
+    expect(page.locator("#roofline circle.phase").first).to_be_visible()
     branch = page.locator("path.branch").first
     branch.wait_for()
     branch.focus()
