@@ -50,7 +50,11 @@ class Vocabulary:
 
     def join(self, token_ids: Iterable[int]) -> bytes:
         """The bytes of tokens one after the other, special ones with their literal text."""
-        return b"".join(map(self.token_bytes, token_ids))
+        ids = list(token_ids)
+        try:
+            return b"".join(map(self._pieces.__getitem__, ids))
+        except IndexError:  # a padded id among them
+            return b"".join(map(self.token_bytes, ids))
 
 
 def byte_alphabet() -> dict[int, str]:

@@ -6,7 +6,6 @@ over; only what follows is tokenised.
 """
 
 from collections.abc import Callable
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ class TokenReplay:
     else, so what follows gets the ids that it gets in the whole text.
     """
 
-    __slots__ = ("_encode", "_special_ids", "_vocabulary")
+    __slots__ = ("_encode", "_num_bytes", "_special_ids", "_vocabulary")
 
     def __init__(
         self, tokenizer: Tokenizer, vocabulary: Vocabulary, encode: Callable[[str], TokenIds]
@@ -35,6 +34,8 @@ class TokenReplay:
             [token_id for token_id, token in added.items() if token.special], dtype=np.int32
         )
         self._vocabulary = vocabulary
+        sizes = [len(vocabulary.token_bytes(each)) for each in range(vocabulary.size)]
+        self._num_bytes = np.array([*sizes, 0], dtype=np.int64)  # the last for padded ids
         self._encode = encode
 
     def splice(self, text: bytes, former: TokenIds) -> tuple[TokenIds, int]:
@@ -43,18 +44,18 @@ class TokenReplay:
 
         The ids stand for the same bytes as the ids of the text tokenised alone.
         """
-        pieces = [self._vocabulary.token_bytes(token_id) for token_id in former.tolist()]
-        ends = list(accumulate(map(len, pieces)))
-        same = _common_length(text, b"".join(pieces))
-        if ends and same == ends[-1]:
-            tail = self._special_tail(text[same:])
+        known = self._vocabulary.join(former.tolist())
+        if known and text.startswith(known):
+            tail = self._special_tail(text[len(known) :])
             if tail is not None:
                 return np.concatenate([former, tail]), len(former)
-        fits = np.isin(former, self._special_ids) & (np.array(ends, dtype=np.int64) <= same)
+        ends = np.cumsum(self._num_bytes[np.minimum(former, len(self._num_bytes) - 1)])
+        same = _common_length(text, known)
+        fits = np.isin(former, self._special_ids) & (ends <= same)
         if not fits.any():
             return self._encode(text.decode()), 0
         last = int(np.flatnonzero(fits)[-1])
-        start = ends[last] - len(pieces[last])
+        start = int(ends[last]) - int(self._num_bytes[former[last]])
         tail = self._encode(text[start:].decode())
         if tail[0] != former[last]:
             return self._encode(text.decode()), 0
