@@ -54,6 +54,8 @@ export class Playground {
 
   reset() {
     this.drop();
+    this.turn = null;
+    this.setBusy(false);
     this.messages = [];
     byId("talk").replaceChildren();
   }

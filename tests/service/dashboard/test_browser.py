@@ -102,6 +102,22 @@ def test_the_page_streams_shows_the_cache_and_draws_the_tree(page: Page, server:
     assert said == []
 
 
+def test_a_new_conversation_ends_the_old_one_and_nothing_of_it_is_left(
+    page: Page, server: Server
+) -> None:
+    page.goto(f"{server.url}/dashboard")
+    page.get_by_label("Your message").fill("Write a long story about a boat, with many chapters.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer")).not_to_be_empty()
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator(".turn")).to_have_count(0)
+    ask(page, "What is a weir?")
+    page.get_by_text("Show the prompt").click()
+    expect(page.locator(".prompt")).to_contain_text("What is a weir?")
+    assert "boat" not in page.locator(".prompt").inner_text()
+    expect(page.locator("#fig-running")).to_have_text("0")
+
+
 def test_everything_is_reached_by_keyboard_in_the_order_it_is_seen(
     page: Page, server: Server
 ) -> None:
