@@ -61,7 +61,7 @@ async def test_a_paused_request_can_be_aborted(start: Start) -> None:
 async def test_prompts_larger_than_the_socket_takes_at_once(start: Start) -> None:
     """The edge never blocks on sending: what is too much goes out when the socket is writable."""
     engine = await start(ScriptFile(scripts=(text_script("ok"),)))
-    streams = [engine.generate(request(f"r{n}", num_prompt=120_000)) for n in range(20)]
+    streams = [engine.generate(request(f"r{n}", num_prompt=120_000)) for n in range(8)]
     for answer in await asyncio.gather(*[read(stream) for stream in streams]):
         assert finished(answer).reason is FinishReason.STOP
         assert isinstance(answer[0], Started)
