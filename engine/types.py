@@ -446,7 +446,8 @@ class SchedulingStats(msgspec.Struct, frozen=True, kw_only=True):
     `itl_p95_ms`: of the last steps of running streams; `chunk_p50_tokens`: of the last chunks of
     prompts. `step_error`: the usual difference of a step's time from what was predicted, relative.
     `oldest_waiting_ms`: how long the first of those that wait has been there; `waiting_tokens`:
-    of all their prompts."""
+    of all their prompts. `num_floor_steps`: steps whose streams left prompts no room within the
+    target, so that these got their least share."""
 
     itl_target_ms: float = 0.0
     ttft_target_ms: float = 0.0
@@ -456,7 +457,16 @@ class SchedulingStats(msgspec.Struct, frozen=True, kw_only=True):
     step_error: float = 0.0
     oldest_waiting_ms: float = 0.0
     waiting_tokens: int = 0
+    num_floor_steps: int = 0
     load: EngineLoad = EngineLoad()
+
+
+class LeaseStats(msgspec.Struct, frozen=True, array_like=True):
+    """The leases that hold now: the pages they hold, each once, and of how many tenants."""
+
+    num_leases: int = 0
+    num_pages: int = 0
+    num_tenants: int = 0
 
 
 class Distribution(msgspec.Struct, frozen=True, array_like=True):
@@ -475,7 +485,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     admitted requests, which the cache was asked for. `evicted_pages` by reason: "room" was needed,
     or "flush". `step_ns`: durations of steps, their share of the loop included; `step_tokens` and
     `chunk_tokens`: tokens computed per step, and per prefill chunk. `work` is the sum over all
-    steps of a kind, `recent_steps` the last ones, oldest first.
+    steps of a kind, `recent_steps` the last ones, oldest first. `num_restored_pages` came back from
+    disk; `num_damaged_pages` did not, as they were not what was written.
     """
 
     pool: PoolStats
@@ -497,7 +508,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens: int
     num_preemptions: int
     num_disk_pages: int = 0
+    num_restored_pages: int = 0
+    num_damaged_pages: int = 0
     num_audits: int = 0
     num_audit_differences: int = 0
     num_quarantined_pages: int = 0
+    leases: LeaseStats = LeaseStats()
     scheduling: SchedulingStats = SchedulingStats()

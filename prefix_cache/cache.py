@@ -116,10 +116,11 @@ class PrefixCache:
         self._tier = tier
         self._evictor.on_cut.append(tier.leave)
 
-    @property
-    def num_disk_pages(self) -> int:
-        """Pages in the second tier."""
-        return 0 if self._tier is None else len(self._tier)
+    def count_disk(self) -> tuple[int, int, int]:
+        """Pages in the second tier now; since the start, those that came back from it, and those
+        that were dropped, as they were not what was written."""
+        tier = self._tier
+        return (len(tier), tier.num_restored, tier.num_damaged) if tier is not None else (0, 0, 0)
 
     def restore(
         self, namespace: Namespace, token_ids: TokenIds, compute_ms: Callable[[int, int], float]
@@ -305,6 +306,10 @@ class PrefixCache:
         if lease is not None:
             self._end_lease(lease)
         return lease
+
+    def count_leases(self) -> tuple[int, int, int]:
+        """Leases, the pages that they hold, each once, and their tenants; see `expire`."""
+        return len(self._leases), self._leases.num_pages, self._leases.num_tenants
 
     def all_leases(self) -> list[Lease]:
         """Every tenant's leases."""

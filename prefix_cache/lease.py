@@ -71,6 +71,11 @@ class LeaseBook:
         """Pages that leases hold, each once."""
         return self._num_held
 
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that hold a lease."""
+        return len(self._held)
+
     def of(self, tenant: str) -> list[Lease]:
         """A tenant's leases."""
         return [lease for lease in self if lease.namespace.tenant == tenant]

@@ -37,6 +37,7 @@ from engine.types import (
     EngineStats,
     Finished,
     FinishReason,
+    LeaseStats,
     PoolStats,
     PromptLogprobs,
     Started,
@@ -204,6 +205,7 @@ class EngineCore:
         self._cache.expire()
         totals, meter = self._totals, self._meter
         running = self._scheduler.running
+        num_disk, num_restored, num_damaged = self._cache.count_disk()
         return EngineStats(
             pool=_pool_stats(self._cache.stats()),
             running=len(running),
@@ -226,10 +228,13 @@ class EngineCore:
             num_computed_tokens=totals.computed_tokens,
             num_output_tokens=totals.output_tokens,
             num_preemptions=self._scheduler.num_preemptions,
-            num_disk_pages=self._cache.num_disk_pages,
+            num_disk_pages=num_disk,
+            num_restored_pages=num_restored,
+            num_damaged_pages=num_damaged,
             num_audits=self._idle_audit.num_audits,
             num_audit_differences=self._idle_audit.num_differences,
             num_quarantined_pages=self._idle_audit.num_quarantined_pages,
+            leases=LeaseStats(*self._cache.count_leases()),
             scheduling=self._scheduler.stats(self._clock_ns()),
         )
 

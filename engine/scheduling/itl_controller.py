@@ -88,12 +88,15 @@ class ItlController:
         self, *, token_budget: int, fixed_chunk: int, page_size: int, itl_target_ms: float
     ) -> None:
         """`token_budget` bounds the new tokens of every step; `fixed_chunk`, if not 0, those of a
-        step with streams, instead of any time. `itl_target_ms` 0 is no target."""
+        step with streams, instead of any time. `itl_target_ms` 0 is no target. `num_floor_steps`
+        counts those that computed prompts though streams alone filled the target."""
         self.model = StepTimeModel()
         self.target_ms = itl_target_ms
         self._token_budget = token_budget
         self._fixed_chunk = fixed_chunk
         self._page_size = page_size
+        self.num_floor_steps = 0
+        self._at_floor = False
         self._margin = 1.1
         self._gaps_ms: deque[float] = deque(maxlen=_REMEMBERED)
         self._chunks: deque[int] = deque(maxlen=_REMEMBERED)
@@ -101,6 +104,7 @@ class ItlController:
     def room(self, decodes: Sequence[Request]) -> Room:
         """The room for prompts in a step that computes a token of each of `decodes`."""
         num_streams = len(decodes)
+        self._at_floor = False
         if self._fixed_chunk:
             budget = self._token_budget
             if num_streams:
@@ -113,7 +117,9 @@ class ItlController:
         whole_ms = FREE_STRETCH * streams_ms
         if self.target_ms:
             whole_ms = self.target_ms / self._margin
-        return Room(tokens, max(whole_ms - streams_ms, PREFILL_FLOOR * streams_ms), self.model)
+        left_ms, floor_ms = whole_ms - streams_ms, PREFILL_FLOOR * streams_ms
+        self._at_floor = left_ms < floor_ms
+        return Room(tokens, max(left_ms, floor_ms), self.model)
 
     def most_streams(self, num_keys: int) -> int:
         """How many streams of so many tokens each leave all within the target and prompts their
@@ -133,6 +139,8 @@ class ItlController:
         if streams:
             self._gaps_ms.append(took_ms)
         self._chunks.extend(lengths)
+        if streams and lengths and self._at_floor:
+            self.num_floor_steps += 1
         if streams and lengths and self.target_ms:
             late = took_ms > self.target_ms
             low, high = _MARGIN_RANGE

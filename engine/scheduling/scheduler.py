@@ -159,6 +159,7 @@ class Scheduler:
             step_error=controller.model.error,
             oldest_waiting_ms=(now_ns - oldest_ns) / 1e6,
             waiting_tokens=self.waiting.num_tokens,
+            num_floor_steps=controller.num_floor_steps,
             load=self.load,
         )
 

@@ -73,8 +73,21 @@ PANELS: Final = (
     _by("Requests refused", m.REJECTED, "reason", "reqps"),
     _quantiles("Time to first token", m.VLLM_TTFT),
     _quantiles("Between tokens", m.VLLM_ITL),
+    Panel(
+        "The target between tokens",
+        "s",
+        ((gauge(m.ITL_TARGET), "target"), (gauge(m.ITL_ACHIEVED), "last steps, {{quantile}}")),
+    ),
+    Panel(
+        "Least share of prompts",
+        "short",
+        ((rate(m.FLOOR_STEPS), "steps/s without room in the target"),),
+    ),
+    Panel("Step time model", "percentunit", ((gauge(m.STEP_ERROR), "difference from prediction"),)),
     _quantiles("Whole request", m.VLLM_E2E),
     _quantiles("Queue", m.VLLM_QUEUE),
+    Panel("Age of the queue", "s", ((gauge(m.QUEUE_AGE), "the first that waits"),)),
+    Panel("Prompts that wait", "short", ((gauge(m.QUEUE_TOKENS), "tokens"),)),
     Panel(
         "Tokens",
         "short",
@@ -91,6 +104,24 @@ PANELS: Final = (
     ),
     _by("Pages", m.PAGES, "state", "short"),
     _by("Evictions", m.EVICTED, "reason", "short"),
+    Panel(
+        "Pages on disk",
+        "short",
+        (
+            (gauge(m.DISK_PAGES), "kept"),
+            (rate(m.RESTORED), "restored/s"),
+            (rate(m.DAMAGED), "damaged/s"),
+        ),
+    ),
+    Panel(
+        "Leases",
+        "short",
+        (
+            (gauge(m.LEASES), "leases"),
+            (gauge(m.LEASED_PAGES), "pages"),
+            (gauge(m.LEASING_TENANTS), "tenants"),
+        ),
+    ),
     Panel("Preemptions", "short", ((rate(m.PREEMPTIONS), "preemptions/s"),)),
     _quantiles("Step", m.STEP),
     _quantiles("Prefill chunk", m.CHUNK, "short"),

@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator
 
-from engine.types import Distribution, EngineInfo, EngineStats, sum_work
+from engine.types import (
+    Distribution,
+    EngineInfo,
+    EngineStats,
+    LeaseStats,
+    SchedulingStats,
+    sum_work,
+)
 from service.telemetry import metric_list as m
 from service.telemetry.request_metrics import ENGINE
 from service.telemetry.samples import Buckets, Sample
@@ -28,6 +35,12 @@ def engine_samples(stats: EngineStats, info: EngineInfo, model: str, up: bool) -
     for reason, num_pages in stats.evicted_pages.items():
         yield Sample(m.EVICTED, (reason,), num_pages)
     yield Sample(m.DISK_PAGES, (), stats.num_disk_pages if up else 0)
+    yield Sample(m.RESTORED, (), stats.num_restored_pages)
+    yield Sample(m.DAMAGED, (), stats.num_damaged_pages)
+    leases = stats.leases if up else LeaseStats()
+    yield Sample(m.LEASES, (), leases.num_leases)
+    yield Sample(m.LEASED_PAGES, (), leases.num_pages)
+    yield Sample(m.LEASING_TENANTS, (), leases.num_tenants)
     yield Sample(m.AUDIT_DIFFERENCES, (), stats.num_audit_differences)
     yield Sample(m.QUARANTINED, (), stats.num_quarantined_pages)
     computed = stats.num_queried_tokens - stats.num_cached_tokens
@@ -45,7 +58,20 @@ def engine_samples(stats: EngineStats, info: EngineInfo, model: str, up: bool) -
     yield Sample(m.ITERATION_TOKENS, labels, _buckets(stats.step_tokens))
     yield Sample(m.CHUNK, (), _buckets(stats.chunk_tokens))
     yield Sample(m.STEP, (), _buckets(stats.step_ns, 1e-9))
+    yield from _scheduling(stats.scheduling, up)
     yield from _roofline(stats, info)
+
+
+def _scheduling(kept: SchedulingStats, up: bool) -> Iterator[Sample]:
+    """The promises, and how the last steps kept them."""
+    yield Sample(m.QUEUE_AGE, (), kept.oldest_waiting_ms / 1e3 if up else 0.0)
+    yield Sample(m.QUEUE_TOKENS, (), kept.waiting_tokens if up else 0)
+    yield Sample(m.ITL_TARGET, (), kept.itl_target_ms / 1e3)
+    yield Sample(m.ITL_ACHIEVED, ("0.5",), kept.itl_p50_ms / 1e3)
+    yield Sample(m.ITL_ACHIEVED, ("0.95",), kept.itl_p95_ms / 1e3)
+    yield Sample(m.TTFT_TARGET, (), kept.ttft_target_ms / 1e3)
+    yield Sample(m.STEP_ERROR, (), kept.step_error)
+    yield Sample(m.FLOOR_STEPS, (), kept.num_floor_steps)
 
 
 def _roofline(stats: EngineStats, info: EngineInfo) -> Iterator[Sample]:

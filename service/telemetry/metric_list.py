@@ -195,6 +195,19 @@ EVICTED = Metric(
     "headwater.cache.evicted_pages", _C, "Cached pages dropped, by reason", ("reason",), "{page}"
 )
 DISK_PAGES = Metric("headwater.cache.disk_pages", _G, "Evicted pages kept on disk", (), "{page}")
+RESTORED = Metric(
+    "headwater.cache.restored_pages", _C, "Pages that came back from disk", (), "{page}"
+)
+DAMAGED = Metric(
+    "headwater.cache.damaged_pages", _C, "Pages that disk did not keep whole", (), "{page}"
+)
+LEASES = Metric("headwater.cache.leases", _G, "Leases of prefixes", (), "{lease}")
+LEASED_PAGES = Metric(
+    "headwater.cache.leased_pages", _G, "Pages that leases hold, each once", (), "{page}"
+)
+LEASING_TENANTS = Metric(
+    "headwater.cache.leasing_tenants", _G, "Tenants that hold a lease", (), "{tenant}"
+)
 AUDIT_DIFFERENCES = Metric(
     "headwater.cache.audit_differences", _C, "What idle audits found wrong", (), "{difference}"
 )
@@ -208,6 +221,31 @@ OUTBOX_FRAMES = Metric(
     "headwater.outbox.frames", _G, "Frames that wait to be written to clients", (), "{frame}"
 )
 OUTBOX_BYTES = Metric("headwater.outbox", _G, "Bytes that wait to be written to clients", (), "By")
+QUEUE_AGE = Metric(
+    "headwater.queue.age", _G, "How long the first of those that wait has been there", (), "s"
+)
+QUEUE_TOKENS = Metric(
+    "headwater.queue.tokens", _G, "Prompt tokens of those that wait", (), "{token}"
+)
+ITL_TARGET = Metric(
+    "headwater.itl.target", _G, "The time between tokens that is kept; 0 for none", (), "s"
+)
+ITL_ACHIEVED = Metric(
+    "headwater.itl.achieved", _G, "Steps of the last running streams", ("quantile",), "s"
+)
+TTFT_TARGET = Metric(
+    "headwater.ttft.target", _G, "The time to the first token that is promised; 0 for none", (), "s"
+)
+STEP_ERROR = Metric(
+    "headwater.step.prediction_error", _G, "Usual difference of a step from its prediction"
+)
+FLOOR_STEPS = Metric(
+    "headwater.prefill.floor_steps",
+    _C,
+    "Steps whose streams left prompts no room within the target: these got their least share",
+    (),
+    "{step}",
+)
 STEP = Metric("headwater.step.duration", _H, "From one step's end to the next one's", (), "s")
 CHUNK = Metric("headwater.prefill.chunk", _H, "Tokens of the chunks chosen", (), "{token}")
 STEPS = Metric("headwater.steps", _C, "Steps, by phase", ("phase",), "{step}")

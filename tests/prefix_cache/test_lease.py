@@ -111,6 +111,18 @@ def test_pages_held_twice_count_once(server: Server) -> None:
     assert server.cache.audit().pinned == 1
 
 
+def test_leases_their_pages_and_their_tenants_are_counted(server: Server, clock: Clock) -> None:
+    assert server.cache.count_leases() == (0, 0, 0)
+    for name, length in (("a", 2), ("a", 1), ("b", 1)):
+        tokens = list(range(length * P))
+        keep(server, tokens, name)
+        assert server.cache.lease(namespace(name), as_array(tokens), 300) is not None
+    assert server.cache.count_leases() == (3, 3, 2)
+    clock.now_s += 301
+    server.cache.expire()
+    assert server.cache.count_leases() == (0, 0, 0)
+
+
 def test_the_same_prefix_is_leased_once_and_prolonged(server: Server, clock: Clock) -> None:
     first = server.lease(A, PROMPT, 60)
     clock.now_s += 10

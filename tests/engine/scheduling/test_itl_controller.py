@@ -55,6 +55,15 @@ def test_the_target_is_kept_beside_a_long_prompt(factor: float, spread: float) -
     assert share > 0.75 * (1 - streams_ms / target_ms)
 
 
+@pytest.mark.parametrize(("factor", "floors"), [(0.9, True), (8, False)])
+def test_steps_without_room_in_the_target_are_counted(factor: float, floors: bool) -> None:
+    """Each stream's prompt is computed beside those before it."""
+    run = with_streams(itl_target_ms=factor * LONE_ITL_MS)
+    scheduling = run.core.stats().scheduling
+    assert (scheduling.num_floor_steps > 0) is floors
+    assert scheduling.itl_target_ms == factor * LONE_ITL_MS
+
+
 def test_faster_than_any_fixed_chunk_that_keeps_as_much() -> None:
     def trial(**config: Any) -> tuple[float, float]:
         run = with_streams(**config)
