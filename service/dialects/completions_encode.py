@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -41,6 +42,9 @@ class CompletionPrompt:
     token_ids: list[int]
 
 
+_PLAIN_END: Final = b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+
 class CompletionStream:
     """Encodes one streamed answer, each event to whole SSE frames.
 
@@ -62,10 +66,17 @@ class CompletionStream:
             for prompt in prompts
             for _ in range(request.n)
         ]
+        self._texts = [
+            self._head + b',"choices":[{"index":%d,"text":' % index
+            for index in range(len(self._choices))
+        ]
         self._ends: dict[int, Completed] = {}
 
     def encode(self, event: Event, index: int) -> bytes:
         """The frames of an event of one choice."""
+        if isinstance(event, TextDelta) and not event.tokens:
+            text = wire.one_line(_to_json(event.text))
+            return b"".join((self._texts[index], text, _PLAIN_END))
         if isinstance(event, Failed):
             return b"data: " + wire.encode_error(from_failure(event)) + b"\n\n"
         fields = self._choices[index].fields(event)
@@ -115,7 +126,7 @@ class _ChoiceStream:
                 self._scored += event.logprobs
                 return self._echo() if self._all_scored else None
             case TextDelta():
-                logprobs = self._table.of_output(event.tokens) if event.tokens else None
+                logprobs = self._table.of_output(event.tokens)
                 return {"text": event.text, "logprobs": logprobs, "finish_reason": None}
             case Completed():
                 return {
