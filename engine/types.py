@@ -212,7 +212,8 @@ class Phase(msgspec.Struct, frozen=True, array_like=True):
 
     Of the steps in it: `kernel_ns` is how long they computed, `memory_ns` how long their bytes
     take at the machine's bandwidth, `compute_ns` their operations at its rate; 0 where the machine
-    was not measured. A step is shared by its requests.
+    was not measured. A step is shared by its requests. Of the tokens that a prefix_match found,
+    `num_disk_tokens` were brought back from disk for it.
     """
 
     name: str
@@ -223,6 +224,7 @@ class Phase(msgspec.Struct, frozen=True, array_like=True):
     kernel_ns: int = 0
     memory_ns: int = 0
     compute_ns: int = 0
+    num_disk_tokens: int = 0
 
     @property
     def verdict(self) -> Verdict:

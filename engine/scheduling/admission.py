@@ -139,6 +139,7 @@ class Admission:
             compute_ms = self.ranking.model.chunk_ms
             restored = self.cache.restore(request.namespace, request.token_ids[:-1], compute_ms)
             request.num_disk_tokens += restored
+            request.num_restored_tokens += restored
 
     def _share_tail(self, request: Request, running: Sequence[Request]) -> bool:
         """Publish the half-filled page of a running response that a taken request goes on from,

@@ -45,7 +45,8 @@ class Request:
     K and V stand in the pages of `table`; the newest sampled token is known but not yet computed.
     `table` is None unless the request runs (or is being admitted in the current plan).
     `leader`, while this one waits, computes tokens of its prompt too, up to `leads_until`.
-    `num_disk_tokens`: brought back for it from the second tier. `num_matched_on_arrival`: of its
+    `num_disk_tokens`: brought back for it from the second tier, `num_restored_tokens` of them since
+    it ran last. `num_matched_on_arrival`: of its
     prompt, cached when it was first looked at, -1 before that.
     `max_new_tokens` is `max_tokens` cut to what the context leaves room for.
     `lent_priority` is that of its most urgent follower. `num_matched_tokens`, while it waits, is
@@ -87,6 +88,7 @@ class Request:
         "num_passed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_restored_tokens",
         "num_scored",
         "num_tokens",
         "prefill_end",
@@ -143,6 +145,7 @@ class Request:
         self.explanation: Explanation | None = None
         self.num_matched_on_arrival = -1
         self.num_disk_tokens = 0
+        self.num_restored_tokens = 0
         self.leader: Request | None = None
         self.leads_until = 0
         self._stop_matcher: StopMatcher | None = None
@@ -248,7 +251,13 @@ class Request:
         self._compute_ns += step.compute_ns
 
     def stamp(
-        self, name: str, end_ns: int, *, num_tokens: int = 0, start_position: int = 0
+        self,
+        name: str,
+        end_ns: int,
+        *,
+        num_tokens: int = 0,
+        start_position: int = 0,
+        num_disk_tokens: int = 0,
     ) -> None:
         """End the current phase as `name`; the next one begins where it ended."""
         self._phases.append(
@@ -261,6 +270,7 @@ class Request:
                 self._kernel_ns,
                 self._memory_ns,
                 self._compute_ns,
+                num_disk_tokens,
             )
         )
         self._phase_start_ns = end_ns

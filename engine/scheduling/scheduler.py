@@ -259,7 +259,14 @@ class Scheduler:
             self._meter.note_start(request)
         request.num_passed_tokens = 0
         request.stamp("queue", now_ns)
-        request.stamp("prefix_match", self._clock_ns(), num_tokens=request.num_computed_tokens)
+        matched = request.num_computed_tokens
+        request.stamp(
+            "prefix_match",
+            self._clock_ns(),
+            num_tokens=matched,
+            num_disk_tokens=min(matched, request.num_restored_tokens),
+        )
+        request.num_restored_tokens = 0
         request.move_to(RequestStatus.RUNNING)
         self.running.append(request)
 

@@ -64,7 +64,8 @@ def phase_attributes(phase: Phase, record: RequestRecord) -> Attributes:
     if phase.name == "prefill":
         attributes["headwater.start_position"] = phase.start_position
     elif phase.name == "prefix_match":
-        attributes["headwater.match_kind"] = "device" if phase.num_tokens else "none"
+        on_device = "device" if phase.num_tokens else "none"
+        attributes["headwater.match_kind"] = "disk" if phase.num_disk_tokens else on_device
     if phase.kernel_ns:
         wall_ns = max(1, phase.end_ns - phase.start_ns)
         attributes["headwater.roofline.mbu"] = round(phase.memory_ns / wall_ns, 4)

@@ -187,6 +187,10 @@ class RequestTracer:
 def _add_events(span: Span, record: RequestRecord, epoch: int) -> None:
     for phase in _requeued(record.phases):
         span.add_event("preempted", timestamp=epoch + phase.start_ns)
+    for phase in record.phases:
+        if phase.num_disk_tokens:
+            restored = {"headwater.tokens": phase.num_disk_tokens}
+            span.add_event("restored", restored, epoch + phase.end_ns)
     if record.first_token_ns:
         span.add_event("first_token", timestamp=epoch + record.first_token_ns)
     if record.disconnected_ns:

@@ -32,6 +32,11 @@ def test_40_prefixes_cycled_by_64_clients_through_a_small_pool(
     stats = run.core.stats()
     assert stats.num_restored_pages * PAGE >= told > 40 * PAGE
     assert stats.num_disk_pages > 0 and stats.num_damaged_pages == 0
+    phases = [
+        p for answer in run.answers.values() if answer.finished for p in answer.finished.phases
+    ]
+    assert {p.name for p in phases if p.num_disk_tokens} == {"prefix_match"}
+    assert 40 * PAGE < sum(p.num_disk_tokens for p in phases) <= stats.num_restored_pages * PAGE
     run.assert_idle()
 
 

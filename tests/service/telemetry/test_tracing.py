@@ -130,6 +130,29 @@ def test_a_preemption_is_an_event_at_the_time_it_happened(
     assert event.timestamp == again.start_time
 
 
+@pytest.mark.parametrize(
+    ("num_matched", "num_disk", "kind"), [(0, 0, "none"), (32, 0, "device"), (32, 16, "disk")]
+)
+def test_what_a_match_found_and_where(
+    tracer: RequestTracer,
+    exporter: InMemorySpanExporter,
+    num_matched: int,
+    num_disk: int,
+    kind: str,
+) -> None:
+    one = record()
+    now = one.end_ns
+    one.phases.insert(
+        2, Phase("prefix_match", now - 8_000, now - 8_000, num_matched, num_disk_tokens=num_disk)
+    )
+    spans = built(tracer, exporter, one)
+    match = spans["prefix_match"]
+    assert (match.attributes or {})["headwater.match_kind"] == kind
+    events = [(e.name, e.timestamp, e.attributes) for e in spans["chat tiny"].events]
+    restored = ("restored", match.end_time, {"headwater.tokens": num_disk})
+    assert events == ([restored] if num_disk else [])
+
+
 def test_links_to_the_previous_response_the_donor_and_the_connection(
     tracer: RequestTracer, exporter: InMemorySpanExporter
 ) -> None:
