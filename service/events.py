@@ -18,6 +18,7 @@ import msgspec
 from engine.types import SHARED_TENANT, CacheReport, FinishReason, Phase, TokenLogprobs
 from service.cache_diagnosis import Diagnosis
 from service.cache_report import CacheSummary
+from service.conversation import Conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,15 @@ Event: TypeAlias = (
 )
 
 
+@dataclass(slots=True)
+class Content:
+    """What was said: the prompt's messages, none where it was given as text or tokens, and the
+    events of the answer so far."""
+
+    conversation: Conversation
+    events: list[Event] = field(default_factory=list)
+
+
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 
 
@@ -153,7 +163,8 @@ class RequestRecord:
     engine's, and what was left to do. `token_ns` are the times at which the engine told tokens, a
     step's together. `choice` numbers the generations of one request, of which there are
     `num_choices`, told apart from other requests' by `group`. `donor` is the response that
-    computed what was taken from the cache, and `connection_traceparent` what the connection began
+    computed what was taken from the cache, `content` is None unless it is to be captured, and
+    `connection_traceparent` what the connection began
     with, where the message said another.
     """
 
@@ -185,6 +196,7 @@ class RequestRecord:
     choice: int = 0
     num_choices: int = 1
     group: str = ""
+    content: Content | None = None
     token_ns: "array[int]" = field(default_factory=lambda: array("q"))
     trace_number: int = field(default_factory=lambda: random.getrandbits(128) | 1)
     """Names the trace where the caller brought none."""

@@ -41,6 +41,7 @@ from service.errors import ApiError, context_exceeded, from_engine
 from service.events import (
     Admitted,
     Completed,
+    Content,
     Event,
     Failed,
     PromptScored,
@@ -71,7 +72,11 @@ class Generator:
         readers: AnswerReaders,
         records: RecordSink,
         limiter: TenantLimiter,
+        *,
+        captures_content: bool = False,
     ) -> None:
+        """`captures_content`: records keep what was said."""
+        self._captures_content = captures_content
         self._engine = engine
         self._renderer = renderer
         self._readers = readers
@@ -141,6 +146,8 @@ class Generator:
     ) -> AsyncGenerator[Event, None]:
         record.response_id = request.id
         TRACE_ID.set(record.trace_id)
+        if self._captures_content:
+            record.content = Content(request.conversation)
         self.open[request.id] = record
         try:
             with self._limiter.admit(record):
@@ -150,6 +157,8 @@ class Generator:
                     async for event in events:
                         if isinstance(event, Completed):
                             self._renderer.remember(prompt, event.token_ids)
+                        if record.content is not None:
+                            record.content.events.append(event)
                         yield event
         except ApiError as error:
             record.error_type = error.code or error.type

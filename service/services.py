@@ -62,7 +62,8 @@ def build_services(
     served = RequestMetrics(counts, card.id, settings.host, settings.port)
     ended = EndedRequests()
     records = Sinks(served, ended, RequestLog(), *sinks)
-    generator = Generator(engine, renderer, readers, records, limiter)
+    captures = settings.telemetry.captures_content
+    generator = Generator(engine, renderer, readers, records, limiter, captures_content=captures)
     limits = settings.limits
     store = ResponsesStore(ttl_s=limits.responses_ttl_s, max_bytes=limits.responses_bytes)
     return Services(

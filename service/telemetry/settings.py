@@ -13,10 +13,12 @@ _DEFAULT_INTERVAL_MS: Final = 60_000.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
     """`traces` and `metrics`: the protocol they are exported by, "http/protobuf" or "grpc"; ""
-    for none. Metrics are exported every `interval_s`."""
+    for none. Metrics are exported every `interval_s`. `captures_content`: traces, if there
+    are any, tell what was said: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true."""
 
     traces: str = ""
     metrics: str = ""
+    captures_content: bool = False
     interval_s: float = _DEFAULT_INTERVAL_MS / 1000
 
 
@@ -24,8 +26,11 @@ def read_telemetry(environment: Mapping[str, str]) -> TelemetrySettings:
     """A signal is exported where a variable names an endpoint for it, or for all."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return TelemetrySettings()
+    traces = _protocol(environment, "TRACES")
+    asked = environment.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "")
     return TelemetrySettings(
-        traces=_protocol(environment, "TRACES"),
+        traces=traces,
+        captures_content=bool(traces) and asked.strip().lower() == "true",
         metrics=_protocol(environment, "METRICS"),
         interval_s=_interval_ms(environment.get("OTEL_METRIC_EXPORT_INTERVAL", "")) / 1000,
     )

@@ -31,6 +31,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from engine.types import Phase
 from service.events import RequestRecord
+from service.telemetry.content import content_attributes
 from service.telemetry.exporting import PatientExporter
 from service.telemetry.span_attributes import (
     PROVIDER_NAME,
@@ -124,6 +125,7 @@ class RequestTracer:
         )
         if root.is_recording():
             root.set_attributes(request_attributes(choices))
+            root.set_attributes(content_attributes(choices))
             for each in choices:
                 span = self._choice(each, root, epoch) if many and each.usage else root
                 _add_events(span, each, epoch)
