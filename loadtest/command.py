@@ -3,19 +3,22 @@ does not hold, 2 when nothing could run, 130 when interrupted."""
 
 import argparse
 import asyncio
+import contextlib
 import secrets
 import shutil
 import sys
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
 from loadtest import assertions
-from loadtest.campaign import Campaign, Outcome, run_campaign
+from loadtest.campaign import Campaign, Outcome, Watch, run_campaign
 from loadtest.compare import ratios
 from loadtest.interrupts import Interrupts
 from loadtest.machine import this_machine
+from loadtest.measure.memory import MemoryWatch, tree_pss_bytes
 from loadtest.measure.pooled import pool
 from loadtest.measure.result import FORMAT, Level, Report
 from loadtest.options import parse
@@ -25,6 +28,7 @@ from loadtest.report.html import page
 from loadtest.report.live import LiveView
 from loadtest.report.picture import picture
 from loadtest.report.table import beside_table, figures_table, notes, ratios_table
+from loadtest.run import Progress
 from loadtest.transports import Target
 from loadtest.workloads import WorkloadError, names, read_workload, without_paths
 
@@ -61,7 +65,8 @@ def load(options: argparse.Namespace, interrupts: Interrupts) -> int:
     outcome = Outcome([], [])
     num_runs = len(campaign.targets) * len(campaign.levels) * campaign.repeats
     view = LiveView(Console(stderr=True), num_runs)
-    asyncio.run(interrupts.run(lambda stop: run_campaign(campaign, outcome, view.watch, stop)))
+    watch = view.watch if options.pid is None else _with_memory(view.watch, options.pid)
+    asyncio.run(interrupts.run(lambda stop: run_campaign(campaign, outcome, watch, stop)))
     report = _report(options, campaign, outcome)
     if options.json:
         write_json(report, options.json)
@@ -69,6 +74,21 @@ def load(options: argparse.Namespace, interrupts: Interrupts) -> int:
         write_whole(options.html, page(report))
     _print(report)
     return _exit_code(options, report)
+
+
+def _with_memory(watch: Watch, pid: int) -> Watch:
+    """`watch` that also notes the peak of a server's memory. Raises ValueError where it cannot."""
+    tree_pss_bytes(pid)
+
+    @contextlib.asynccontextmanager
+    async def watch_both(
+        target: Target, level: Level, repeat: int, progress: Progress
+    ) -> AsyncIterator[None]:
+        async with watch(target, level, repeat, progress), MemoryWatch(pid) as memory:
+            yield
+        progress.pss_peak_bytes = memory.peak_bytes
+
+    return watch_both
 
 
 def _campaign(options: argparse.Namespace) -> Campaign:

@@ -24,6 +24,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     run = commands.add_parser("run", help="load one server")
     run.add_argument("--url", default="http://127.0.0.1:8000", help="the server's root")
     run.add_argument("--name", default="server", help="what the report calls it")
+    run.add_argument(
+        "--pid",
+        type=_positive,
+        help="the server's first process: watch the memory (PSS) of its whole tree; Linux only",
+    )
     _load_options(run, repeats=1)
     compare = commands.add_parser("compare", help="load several servers in alternation")
     compare.add_argument(
@@ -34,6 +39,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="NAME=URL",
         help="repeat; ratios are of the first over each other",
     )
+    compare.set_defaults(pid=None)
     _load_options(compare, repeats=3)
     html = commands.add_parser("html", help="draw a report again from its JSON")
     html.add_argument("report", type=Path)

@@ -26,7 +26,8 @@ class Progress:
     """A run as it goes; its owner is the loop that runs it, anyone there may look.
 
     `samples` are requests that are over, `in_flight` those that are not. `num_skipped` turns
-    will not be sent, because one before them in their conversation failed.
+    will not be sent, because one before them in their conversation failed. `pss_peak_bytes` is
+    the server's, where its memory was watched.
     """
 
     num_turns: int
@@ -37,6 +38,7 @@ class Progress:
     end_s: float = 0.0
     client: ClientLoad = field(default_factory=lambda: ClientLoad(0.0, 0.0, 0.0, 0.0))
     interrupted: bool = False
+    pss_peak_bytes: int | None = None
 
 
 async def find_model(target: Target) -> str:

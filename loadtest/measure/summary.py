@@ -38,6 +38,8 @@ def summarise(
             figures |= {f"{name}_{label}_ms": histogram.at(p) for label, p in PERCENTILES}
             figures[f"{name}_mean_ms"] = histogram.mean()
     figures["client_cpu_share"] = progress.client.cpu_share
+    if progress.pss_peak_bytes is not None:
+        figures["pss_peak_mib"] = progress.pss_peak_bytes / 2**20
     failed = [sample for sample in samples if sample.error is not None]
     return Run(
         target=target,

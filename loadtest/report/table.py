@@ -18,6 +18,7 @@ COLUMNS = (
     ("total tok/s", "total_tok_per_s", "{:.0f}"),
     ("cached", "cached_share", "{:.1%}"),
     ("goodput", "goodput_share", "{:.0%}"),
+    ("PSS MiB", "pss_peak_mib", "{:.0f}"),
 )
 RATIO_TITLES = {
     "ttft_p50_ms": "TTFT p50",
