@@ -24,6 +24,7 @@ from kernels.contract import (
     BackendUnavailable,
     DecoderSpec,
     ForwardBatch,
+    KVDType,
     KVLayout,
     PrefixGroup,
     WeightType,
@@ -144,14 +145,20 @@ class Bench:
                 lambda name: WeightType.Q8_0 if name == "embedding" else storage,
             ),
         )
-        layout = KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, PAGE_SIZE)
-        self.kv: CpuKVPool = backend.alloc_kv(layout, tokens // PAGE_SIZE)
-        # What steps read is computed first: stale memory could hold slow denormals.
-        backend.step(self.model, self.kv, make_batch(spec, [Part(0, 512)]))
+        self.kv = self.filled_pages(KVDType.F16, tokens)
+
+    def filled_pages(self, dtype: KVDType, tokens: int) -> CpuKVPool:
+        """A pool of pages that hold what a step has computed: stale memory could hold slow
+        denormals."""
+        spec = self.spec
+        layout = KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, PAGE_SIZE, dtype)
+        kv = self.backend.alloc_kv(layout, tokens // PAGE_SIZE)
+        self.backend.step(self.model, kv, make_batch(spec, [Part(0, 512)]))
         first = np.arange(512 // PAGE_SIZE, dtype=np.int32)
-        for start in range(first.size, self.kv.num_pages, first.size):
-            count = min(first.size, self.kv.num_pages - start)
-            backend.copy_pages(self.kv, first[:count], first[:count] + start)
+        for start in range(first.size, kv.num_pages, first.size):
+            count = min(first.size, kv.num_pages - start)
+            self.backend.copy_pages(kv, first[:count], first[:count] + start)
+        return kv
 
     def measure_limits(self) -> None:
         data = np.ones(BANDWIDTH_BYTES, dtype=np.uint8)
@@ -168,12 +175,19 @@ class Bench:
             f"{self.float_limit / 1e9:.0f} GMAC/s, 8-bit {self.int_limit / 1e9:.0f} GMAC/s"
         )
 
-    def rows(self, named: Sequence[tuple[str, ForwardBatch]]) -> list[float]:
-        """Print a row per step, measured in turns; seconds of each."""
-        steps = [partial(self.backend.step, self.model, self.kv, batch) for _, batch in named]
+    def rows(
+        self, named: Sequence[tuple[str, ForwardBatch]], pools: Sequence[CpuKVPool] = ()
+    ) -> list[float]:
+        """Print a row per step, measured in turns; seconds of each. `pools`: the pages of each,
+        where they are not the model's own float16 ones."""
+        pools = pools or [self.kv] * len(named)
+        steps = [
+            partial(self.backend.step, self.model, kv, batch)
+            for (_, batch), kv in zip(named, pools, strict=True)
+        ]
         seconds = interleaved_s(steps, self.repeats)
-        for (name, batch), taken in zip(named, seconds, strict=True):
-            rate = self.bytes_read(batch) / taken
+        for (name, batch), kv, taken in zip(named, pools, seconds, strict=True):
+            rate = self.bytes_read(batch, kv) / taken
             macs = self.products(batch) / taken
             _print(
                 f"{name:<38}{taken * 1e3:>9.2f}{batch.token_ids.size / taken:>9.0f}"
@@ -185,11 +199,11 @@ class Bench:
     def batch(self, *parts: Part, grouped: bool = False) -> ForwardBatch:
         return make_batch(self.spec, parts, grouped=grouped)
 
-    def bytes_read(self, batch: ForwardBatch) -> int:
+    def bytes_read(self, batch: ForwardBatch, kv: CpuKVPool) -> int:
         pages = -(-batch.seq_lens // PAGE_SIZE)
         used = np.arange(batch.page_table.shape[1])[None, :] < pages[:, None]
         distinct = np.unique(batch.page_table[used]).size
-        return self.model.weight_bytes + distinct * self.kv.layout.page_bytes
+        return self.model.weight_bytes + distinct * kv.layout.page_bytes
 
     def products(self, batch: ForwardBatch) -> int:
         spec = self.spec
@@ -222,6 +236,16 @@ def decode_rows(bench: Bench) -> None:
     )
 
 
+def page_rows(bench: Bench) -> None:
+    _header("16 at 512, by how pages are kept")
+    batch = bench.batch(*side_by_side(16, 511))
+    half_s, codes_s = bench.rows(
+        [("float16", batch), ("8-bit codes (--kv-dtype int8)", batch)],
+        [bench.kv, bench.filled_pages(KVDType.I8, 16 * 512)],
+    )
+    _print(f"  8-bit codes {codes_s / half_s:.2f} of the step")
+
+
 def cascade_rows(bench: Bench) -> None:
     _header(f"16 streams, {SHARED} tokens of prefix")
     shared = side_by_side(16, SHARED + 8, shared=SHARED, first_page=SHARED // PAGE_SIZE)
@@ -245,15 +269,17 @@ def cascade_rows(bench: Bench) -> None:
     )
 
 
-def prefill_rows(bench: Bench, pasts: Sequence[int]) -> None:
+def prefill_rows(
+    bench: Bench, whole: Sequence[int], pasts: Sequence[int], chunks: Sequence[int]
+) -> None:
     _header("prefill")
-    bench.rows([("512 tokens", bench.batch(Part(0, 512)))])
-    bench.rows([("2048 tokens", bench.batch(Part(0, 2048)))])
+    for new in whole:
+        bench.rows([(f"{new} tokens", bench.batch(Part(0, new)))])
     bench.rows(
         [
             (f"chunk of {new} after {past}", bench.batch(Part(past, new)))
             for past in pasts
-            for new in (64, 512)
+            for new in chunks
         ]
     )
 
@@ -288,7 +314,9 @@ def large_rows(backend: CpuBackend, repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
     parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
-    parser.add_argument("--quick", action="store_true", help="few repeats, no 1B model")
+    parser.add_argument(
+        "--quick", action="store_true", help="few repeats, no long prefills, no 1B model"
+    )
     parser.add_argument("--avx2", action="store_true", help="no AVX-512, even where it is there")
     options = parser.parse_args()
     try:
@@ -301,10 +329,13 @@ def main() -> None:
     _print(f"SmolLM2-135M's shape, Q4_1, {bench.model.weight_bytes / 1e6:.1f} MB")
     bench.measure_limits()
     decode_rows(bench)
+    page_rows(bench)
     cascade_rows(bench)
     mixed_rows(bench)
-    prefill_rows(bench, (2048, 8192) if options.quick else (0, 2048, 4096, 8192))
-    if not options.quick:
+    if options.quick:
+        prefill_rows(bench, (512,), (2048, 8192), (64,))
+    else:
+        prefill_rows(bench, (512, 2048), (0, 2048, 4096, 8192), (64, 512))
         large_rows(backend, 5)
     backend.close()
 
