@@ -44,9 +44,9 @@ def agent_script(request: EngineRequest) -> Script:
     return text_script(say(byte_assets().vocabulary.join(tokens).decode()), 3)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    """One server for all clients."""
+    """One of a module: an engine in a thread that outlived it would be taken for a leak."""
     with run_server(script_for=agent_script) as running:
         yield running
 
