@@ -159,14 +159,17 @@ def assemble_core(
 
 
 def _disk_tier(config: EngineConfig, info: EngineInfo, runner: ModelRunner[Any, Any]) -> DiskTier:
+    folder = Path(config.cache_dir) if config.cache_dir else None
     try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         return DiskTier(
             runner,
             num_device_pages=info.num_pages,
             page_size=info.page_size,
             page_bytes=info.page_bytes,
             num_bytes=config.cache_disk_bytes,
-            folder=Path(config.cache_dir) if config.cache_dir else None,
+            folder=folder,
         )
     except (OSError, ValueError) as error:
         raise EngineError(f"--cache-disk: {error}") from error

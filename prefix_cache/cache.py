@@ -370,6 +370,11 @@ class PrefixCache:
         self.evicted_by_flush += num_pages
         return num_pages
 
+    def free_pages(self) -> list[int]:
+        """Ids of the pages that hold nothing. Who writes there may keep nothing there."""
+        ids: list[int] = self._pool.free_ids.tolist()
+        return ids
+
     def stats(self) -> PoolCounts:
         """Pages by state, O(1)."""
         return self._pool.counts()

@@ -245,9 +245,12 @@ class EngineCore:
     def warm_up(self) -> None:
         """Compute made-up prompts in free pages, before anything is added: what steps cost is
         known then, and the first request finds all in its place. Takes about a quarter second.
+        A cache that was restored leaves perhaps no free page, and is left alone.
         """
-        pages = list(range(self._info.num_pages))
+        pages = self._cache.free_pages()
         most = min(self._info.max_context, len(pages) * self._info.page_size, 129) - 1
+        if most < 2:
+            return
         tokens = np.zeros(most + 1, dtype=np.int32)
         begun_ns = self._clock_ns()
         spans = [(0, most // 2), (most // 2, most), (most, most + 1)]

@@ -67,7 +67,6 @@ class RequestTracer:
         self._provider = TracerProvider(id_generator=self._ids)
         self._exporter = exporter
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer(PROVIDER_NAME)
         self._propagator = TraceContextTextMapPropagator()
         self._server: Attributes = {"server.address": address, "server.port": port}

@@ -191,10 +191,12 @@ def test_a_file_of_prompts_is_warm_when_the_server_is_ready(tmp_path: Path) -> N
         assert len(server.http.get("/v1/cache/leases").json()["data"]) == 1
 
 
-def test_what_no_longer_fits_comes_back_from_disk() -> None:
+def test_what_no_longer_fits_comes_back_from_disk(tmp_path: Path) -> None:
     """Three prompts of which the pool holds two: each is evicted before it is asked again."""
     systems = [system_prompt(topic, 60) for topic in ("quarry", "meadow", "tunnel")]
-    with serve("--kv-memory", "64MiB", "--cache-disk", "256MiB") as server:
+    folder = str(tmp_path / "not" / "there yet")
+    sizes = ("--kv-memory", "64MiB", "--cache-disk", "256MiB")
+    with serve(*sizes, "--cache-dir", folder) as server:
         first = [chat(server, system, "Why?", cache_report=True) for system in systems]
         again = [chat(server, system, "Why?", cache_report=True) for system in systems]
         reports = [answer["usage"]["cache"] for answer in again]

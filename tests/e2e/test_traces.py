@@ -85,6 +85,11 @@ def attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
     return found
 
 
+def test_a_span_arrives_once(received: Received) -> None:
+    ids = [(span.trace_id, span.span_id) for span in received.spans]
+    assert len(ids) == len(set(ids))
+
+
 @pytest.mark.parametrize("name", TRACES)
 def test_every_request_continues_its_callers_trace(received: Received, name: str) -> None:
     root, _ = received.trace(name)
