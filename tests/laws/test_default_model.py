@@ -40,10 +40,13 @@ SYSTEM = (
 
 @pytest.fixture
 def core() -> Iterator[Core]:
-    """A pool of 512 tokens."""
+    """A pool of 512 tokens; beside streams a prompt is computed in chunks of 32."""
     built = build_core(
         EngineConfig(
-            model=str(model_path()), kv_memory_bytes=PAGES * PAGE_BYTES, max_context=PAGES * 16
+            model=str(model_path()),
+            kv_memory_bytes=PAGES * PAGE_BYTES,
+            max_context=PAGES * 16,
+            decode_token_budget=32,
         )
     )
     assert built.info.num_pages == PAGES

@@ -144,8 +144,8 @@ def test_a_slow_reader_pauses_itself_alone_and_loses_nothing() -> None:
             assert pool["running"] == 1
             assert pool["num_output_tokens"] == outputs + 2000
             assert outputs < total / 2
-            rest = first + read_until(slow, b"data: [DONE]")
-        *frames, _ = data_of(unchunked(rest + b"\r\n0\r\n").decode())
+            rest = first + read_until(slow, b"\r\n0\r\n\r\n")
+        *frames, _ = data_of(unchunked(rest).decode())
         assert joined([json.loads(f) for f in frames]) == "abcde" * (total // 5)
 
 
