@@ -4,8 +4,9 @@ from collections.abc import Collection
 from enum import Enum, auto
 from typing import Final
 
+from service.tools.by_character import CharacterParser
 from service.tools.json_call import SPACE, JsonValue
-from service.tools.pieces import Arguments, CallDone, CallStarted, Piece, Text, joined
+from service.tools.pieces import Arguments, CallDone, CallStarted, Piece, Text
 
 CALL_ID: Final = "[CALL_ID]"
 """May stand behind the name, with an id that clients are not shown."""
@@ -19,7 +20,7 @@ class _State(Enum):
     ARGUMENTS = auto()
 
 
-class NamedArgs:
+class NamedArgs(CharacterParser):
     """A ToolParser for `[TOOL_CALLS]name[ARGS]{…}`, each call with a mark of its own.
 
     White space directly before a mark, or after the last call at the answer's end, belongs to
@@ -29,33 +30,15 @@ class NamedArgs:
 
     def __init__(self, start: str, between: str, names: Collection[str], *, parallel: bool) -> None:
         """`start` and `between` are the marks before the name and before the arguments."""
+        super().__init__(parallel=parallel)
         self._start = start
         self._between = between
         self._names = names
-        self._parallel = parallel
         self._state = _State.TEXT
-        self._held = ""  # not yet known to be text or not
         self._matched = 0  # how many characters of the start mark end what is held
         self._head = ""
         self._name = ""
         self._value = JsonValue()
-        self._called = False
-        self._mute = False
-
-    def feed(self, text: str) -> list[Piece]:
-        """See ToolParser."""
-        pieces: list[Piece] = []
-        for character in text:
-            if self._mute:
-                break
-            pieces += self._take(character)
-            self._mute = not self._parallel and CallDone() in pieces[-1:]
-        return joined(pieces)
-
-    def finish(self) -> list[Piece]:
-        """See ToolParser."""
-        held, self._held = self._held, ""
-        return joined([] if self._called and held.isspace() else [Text(held)])
 
     def _take(self, character: str) -> list[Piece]:
         match self._state:

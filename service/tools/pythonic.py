@@ -7,8 +7,9 @@ from collections.abc import Collection
 from enum import Enum, auto
 from typing import Final
 
+from service.tools.by_character import CharacterParser
 from service.tools.json_call import SPACE
-from service.tools.pieces import Arguments, CallDone, CallStarted, Piece, Text, joined
+from service.tools.pieces import Arguments, CallDone, CallStarted, Piece, Text
 
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
@@ -131,7 +132,7 @@ class _State(Enum):
     TEXT = auto()
 
 
-class Pythonic:
+class Pythonic(CharacterParser):
     """A ToolParser for a list of Python calls at the very beginning of the answer.
 
     A call starts with its first keyword or its closing parenthesis; what cannot be such a list,
@@ -139,31 +140,13 @@ class Pythonic:
     """
 
     def __init__(self, names: Collection[str], *, parallel: bool) -> None:
+        super().__init__(parallel=parallel)
         self._names = names
-        self._parallel = parallel
         self._state = _State.START
-        self._held = ""
         self._name = ""
         self._key = ""
         self._num_arguments = 0
         self._value = PythonValue()
-        self._called = False
-        self._mute = False
-
-    def feed(self, text: str) -> list[Piece]:
-        """See ToolParser."""
-        pieces: list[Piece] = []
-        for character in text:
-            if self._mute:
-                break
-            pieces += self._take(character)
-            self._mute = not self._parallel and CallDone() in pieces[-1:]
-        return joined(pieces)
-
-    def finish(self) -> list[Piece]:
-        """See ToolParser."""
-        held, self._held = self._held, ""
-        return joined([] if self._called and held.isspace() else [Text(held)])
 
     def _take(self, character: str) -> list[Piece]:
         match self._state:
