@@ -9,18 +9,17 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from engine.stats import EngineStats, PoolStats
 from engine.types import (
     CacheEventInfo,
     CacheReport,
     EngineEvent,
     EngineInfo,
     EngineRequest,
-    EngineStats,
     ExplainPrompt,
     ExtendLease,
     LeaseInfo,
     ListLeases,
-    PoolStats,
     ReleaseLease,
 )
 from engine.views import EngineView, NodeView

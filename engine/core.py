@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.stats import EngineLoad, EngineStats, PoolStats
 from engine.types import (
     CacheAnswer,
     CacheCall,
     CacheEventInfo,
     EngineEvent,
     EngineInfo,
-    EngineLoad,
     EngineRequest,
-    EngineStats,
-    PoolStats,
 )
 from engine.views import EngineView, NodeView
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.api import EngineOverloaded
-from engine.types import EngineLoad, EngineRequest, Started
+from engine.stats import EngineLoad
+from engine.types import EngineRequest, Started
 
 CAUTION: Final = 0.75
 """Refused is what would take more than this share of the time promised: an expectation errs."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine.scheduling.step_plan import ScheduledChunk
-from engine.types import Distribution, StepWork, sum_work
+from engine.stats import Distribution, StepWork, sum_work
 from kernels.peaks import Peaks
 from kernels.roofline import StepCosts
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from engine.types import EngineStats, Phase
+from engine.stats import EngineStats
+from engine.types import Phase
 
 MAX_LANES: Final = 128
 """Requests of one view: those that run, then those that wait."""

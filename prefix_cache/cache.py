@@ -372,8 +372,7 @@ class PrefixCache:
 
     def free_pages(self) -> list[int]:
         """Ids of the pages that hold nothing. Who writes there may keep nothing there."""
-        ids: list[int] = self._pool.free_ids.tolist()
-        return ids
+        return list(map(int, self._pool.free_ids))
 
     def stats(self) -> PoolCounts:
         """Pages by state, O(1)."""

@@ -5,7 +5,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from engine.api import Engine, EngineError
-from engine.types import EngineInfo, StepWork
+from engine.stats import StepWork
+from engine.types import EngineInfo
 from service.errors import from_engine
 from service.transport.http import send_json
 

@@ -17,7 +17,14 @@ MAY_IMPORT = {
     "prefix_cache": {"prefix_cache"},
     "loadtest": {"loadtest"},
 }
-SEEN_BY_SERVICE = ("engine.api", "engine.types", "engine.text", "engine.transport", "engine.views")
+SEEN_BY_SERVICE = (
+    "engine.api",
+    "engine.stats",
+    "engine.text",
+    "engine.transport",
+    "engine.types",
+    "engine.views",
+)
 TORCH_ROOMS = ("kernels/reference.py", "kernels/triton/")
 
 

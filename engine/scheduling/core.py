@@ -25,6 +25,7 @@ from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
+from engine.stats import EngineLoad, EngineStats, LeaseStats, PoolStats
 from engine.step_meter import StepMeter
 from engine.types import (
     CacheAnswer,
@@ -32,13 +33,9 @@ from engine.types import (
     CacheEventInfo,
     EngineEvent,
     EngineInfo,
-    EngineLoad,
     EngineRequest,
-    EngineStats,
     Finished,
     FinishReason,
-    LeaseStats,
-    PoolStats,
     PromptLogprobs,
     Started,
     TokenDelta,

@@ -5,7 +5,7 @@ from typing import Final
 
 from engine.scheduling.itl_controller import ItlController
 from engine.scheduling.request import Request
-from engine.types import EngineLoad
+from engine.stats import EngineLoad
 
 _MEMORY_S: Final = 3.0
 """The rate of prompt tokens is that of about so many seconds of full steps."""

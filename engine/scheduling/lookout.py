@@ -6,7 +6,8 @@ from typing import Final
 
 from engine.scheduling.request import Request, RequestStatus
 from engine.scheduling.scheduler import Scheduler
-from engine.types import EngineStats, pack_tokens
+from engine.stats import EngineStats
+from engine.types import pack_tokens
 from engine.views import (
     MAX_LANE_PHASES,
     MAX_LANES,

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.execution.penalties import LogitRules
+from engine.stats import StepWork
 from engine.text import StopMatcher
-from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams, StepWork
+from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams
 from prefix_cache.cache import Explanation, PageTable
 from prefix_cache.key import Namespace
 

@@ -14,7 +14,7 @@ from engine.scheduling.ranking import Ranking
 from engine.scheduling.request import Request, RequestStatus
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
 from engine.scheduling.waiting_queue import WaitingQueue
-from engine.types import EngineLoad, SchedulingStats
+from engine.stats import EngineLoad, SchedulingStats
 from prefix_cache.cache import PageCopy, PrefixCache
 from prefix_cache.in_flight import InFlight
 

@@ -9,21 +9,18 @@ import msgspec
 
 from engine.scripted.run import Run
 from engine.scripted.script import ScriptFile, ScriptFor, ScriptStep, byte_token
+from engine.stats import Distribution, EngineLoad, EngineStats, PoolStats
 from engine.types import (
     CacheAnswer,
     CacheCall,
     CacheEventInfo,
     CacheReport,
-    Distribution,
     EngineEvent,
     EngineInfo,
-    EngineLoad,
     EngineRequest,
-    EngineStats,
     ExplainPrompt,
     Finished,
     FinishReason,
-    PoolStats,
     PromptLogprobs,
     Started,
     TokenDelta,

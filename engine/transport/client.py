@@ -22,6 +22,7 @@ from engine.api import (
 )
 from engine.limits import check_request
 from engine.overload import Backlog, QueueBounds
+from engine.stats import EngineStats, PoolStats
 from engine.transport.cache_watch import CacheWatchers
 from engine.transport.stream import Channel, EventStream
 from engine.types import (
@@ -30,13 +31,11 @@ from engine.types import (
     CacheReport,
     EngineInfo,
     EngineRequest,
-    EngineStats,
     ExplainPrompt,
     ExtendLease,
     Finished,
     LeaseInfo,
     ListLeases,
-    PoolStats,
     ReleaseLease,
     Started,
 )

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from engine.api import EngineError, EngineHealth
+from engine.stats import EngineStats, PoolStats
 from engine.transport.client import EngineClient, LastWords
 from engine.transport.process import start_process_engine
 from engine.transport.stream import EventStream
@@ -20,12 +21,10 @@ from engine.types import (
     EngineConfig,
     EngineInfo,
     EngineRequest,
-    EngineStats,
     ExplainPrompt,
     ExtendLease,
     LeaseInfo,
     ListLeases,
-    PoolStats,
     ReleaseLease,
 )
 from engine.views import EngineView, NodeView

@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from engine.stats import EngineLoad, EngineStats, PoolStats
 from engine.types import (
     CacheCall,
     CacheEventInfo,
@@ -12,11 +13,8 @@ from engine.types import (
     EngineConfig,
     EngineEvent,
     EngineInfo,
-    EngineLoad,
     EngineRequest,
-    EngineStats,
     LeaseInfo,
-    PoolStats,
 )
 from engine.views import EngineView, NodeView
 

@@ -2,14 +2,8 @@
 
 from collections.abc import Iterator
 
-from engine.types import (
-    Distribution,
-    EngineInfo,
-    EngineStats,
-    LeaseStats,
-    SchedulingStats,
-    sum_work,
-)
+from engine.stats import Distribution, EngineStats, LeaseStats, SchedulingStats, sum_work
+from engine.types import EngineInfo
 from service.telemetry import metric_list as m
 from service.telemetry.request_metrics import ENGINE
 from service.telemetry.samples import Buckets, Sample

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from engine.api import Engine, EngineError
-from engine.types import EngineStats
+from engine.stats import EngineStats
 from service.telemetry import metric_list as m
 from service.telemetry.engine_metrics import engine_samples
 from service.telemetry.samples import Buckets, Counts, Labels, Sample

@@ -7,7 +7,8 @@ import pytest
 
 from engine.api import EngineOverloaded
 from engine.overload import Backlog, QueueBounds
-from engine.types import EngineLoad, EngineRequest, SamplingParams, Started, pack_tokens
+from engine.stats import EngineLoad
+from engine.types import EngineRequest, SamplingParams, Started, pack_tokens
 from tests.engine.scheduling.simulated import Simulation
 
 LOAD = EngineLoad(prefill_tokens_per_s=1000.0, free_places=100)

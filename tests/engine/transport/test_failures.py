@@ -14,8 +14,9 @@ import pytest
 
 from engine.api import EngineDead, EngineError
 from engine.scripted import Script, ScriptedCore, ScriptFile, ScriptStep
+from engine.stats import PoolStats
 from engine.transport import EngineClient, process, start_process_engine, start_thread_engine
-from engine.types import EngineConfig, FinishReason, PoolStats, Started, TokenDelta
+from engine.types import EngineConfig, FinishReason, Started, TokenDelta
 from tests.engine.transport.playing import Start, finished, read, request, spawn, tokens_of
 
 pytestmark = pytest.mark.anyio

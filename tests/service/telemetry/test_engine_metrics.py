@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from engine.types import EngineStats, LeaseStats, SchedulingStats
+from engine.stats import EngineStats, LeaseStats, SchedulingStats
 from service.telemetry import metric_list as m
 from service.telemetry.dashboards import PANELS
 from service.telemetry.engine_metrics import engine_samples

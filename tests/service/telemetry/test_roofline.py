@@ -3,7 +3,8 @@
 import pytest
 
 from engine.scripted import text_script
-from engine.types import StepWork, Verdict, judge, sum_work
+from engine.stats import StepWork, sum_work
+from engine.types import Verdict, judge
 from tests.service.calls import ask
 from tests.service.conftest import run_server
 
