@@ -77,6 +77,7 @@ class _Open:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     started: bool = False
+    trace_id: str = ""
 
 
 class StepLoop:
@@ -128,6 +129,7 @@ class StepLoop:
                 message = (
                     f"the engine failed ({error}) and has stopped; the request may be repeated"
                 )
+                _tell_failed(request_id, message, self._open[request_id])
                 self._end(request_id, message, retryable=True)
             self._send()
             raise
@@ -214,14 +216,14 @@ class StepLoop:
     def _add(self, request: EngineRequest) -> None:
         if request.id in self._open:
             raise FrameError(f"request {request.id!r} is open already")
-        self._open[request.id] = _Open(len(request.token_ids) // 4)
+        self._open[request.id] = _Open(len(request.token_ids) // 4, trace_id=request.trace_id)
         if self._ending:
             self._end(request.id, _SHUTTING_DOWN, retryable=True)
             return
         try:
             self._core.add(request)
         except Exception as error:
-            _log.exception("request %s was not taken", request.id)
+            _log.exception("request %s was not taken trace=%s", request.id, request.trace_id)
             self._end(request.id, f"the engine failed to take the request: {error}")
 
     def _answer(self, call_id: int, ask: Callable[[], Reply]) -> None:
@@ -271,6 +273,8 @@ class StepLoop:
                 state.num_output_tokens += len(event.token_ids) // 4
             case Finished():
                 del self._open[event.request_id]
+                if event.reason is FinishReason.ERROR:
+                    _tell_failed(event.request_id, event.message, state)
             case _:
                 assert_never(event)
         self._events.append(event)
@@ -313,6 +317,10 @@ class StepLoop:
         while self._sender.num_pending_bytes and time.monotonic() < end_s:
             poll.poll(100)
             self._sender.flush()
+
+
+def _tell_failed(request_id: str, why: str, state: _Open) -> None:
+    _log.error("request %s failed: %s trace=%s", request_id, why, state.trace_id)
 
 
 def serve(

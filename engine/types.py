@@ -94,7 +94,8 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     tokens may be sent before the reader returns some: a sequence without credit pauses, alone.
     `shown_token_ids` are special tokens whose literal text is released, as others' is not.
     `grammar` is what the output must match, as llguidance serialises grammars; "" for anything.
-    `keep` asks for leases of the prompt's prefixes, told with its Finished.
+    `keep` asks for leases of the prompt's prefixes, told with its Finished. `trace_id` is what log
+    lines of the request name it by, beside its id.
     """
 
     id: str
@@ -109,6 +110,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     grammar: str = ""
     weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
     keep: Annotated[tuple[KeepPrefix, ...], Meta(max_length=8)] = ()
+    trace_id: Annotated[str, Meta(max_length=32)] = ""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

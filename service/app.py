@@ -26,6 +26,7 @@ from service.dashboard.node import TreeNode
 from service.dashboard.page import DashboardPage
 from service.dialects.messages_errors import encode_error, error_status
 from service.errors import ApiError
+from service.events import new_trace_number, trace_id_of
 from service.messages import CountTokens, Messages
 from service.responses_http import (
     CancelResponse,
@@ -37,6 +38,7 @@ from service.responses_http import (
 )
 from service.roofline import Roofline
 from service.services import Services
+from service.telemetry.log_context import TRACE_ID
 from service.telemetry.metric_list import HTTP_REQUESTS
 from service.telemetry.metrics import MetricsEndpoint
 from service.tokens import Detokenize, Tokenize
@@ -136,7 +138,9 @@ class App:
 
     The id is the client's `x-request-id` where that is sane, and is echoed, under Anthropic's name
     for it too. Endpoints find it as `scope["state"]["request_id"]`, and whose request it is as
-    `scope["state"]["tenant"]`: the shared tenant's, unless keys say otherwise. What an HTTP request
+    `scope["state"]["tenant"]`: the shared tenant's, unless keys say otherwise. Every line that is
+    logged on the way tells the trace: the caller's, or one that begins here, whose number is
+    `scope["state"]["trace_number"]`. What an HTTP request
     brings is held against `intake` until it has ended.
     """
 
@@ -158,9 +162,14 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return
-        request_id = _request_id(Headers(scope=scope).get("x-request-id"))
+        headers = Headers(scope=scope)
+        request_id, trace_number = _request_id(headers.get("x-request-id")), new_trace_number()
+        TRACE_ID.set(trace_id_of(headers.get("traceparent"), trace_number))
         scope.setdefault("state", {}).update(
-            request_id=request_id, tenant=SHARED_TENANT, outboxes=self._outboxes
+            request_id=request_id,
+            trace_number=trace_number,
+            tenant=SHARED_TENANT,
+            outboxes=self._outboxes,
         )
         scope["app"] = self  # so that the router raises its 404 and 405 instead of answering them
         if scope["type"] == "websocket":

@@ -123,7 +123,8 @@ async def warm_from_file(services: Services, path: Path) -> None:
         except ApiError as error:
             raise PrewarmError(f"--prewarm {path}, line {number}: {error.message}") from error
         usage = end.usage
-        log.info("prewarmed %d tokens, %d cached", usage.prompt_tokens, usage.cached_tokens)
+        told = (usage.prompt_tokens, usage.cached_tokens, record.trace_id)
+        log.info("prewarmed %d tokens, %d cached trace=%s", *told)
 
 
 def seconds(ttl: str | float, param: str = "ttl") -> float:

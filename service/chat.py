@@ -95,5 +95,6 @@ def _record(
         start_ns=start_ns,
         stream=request.stream,
     )
-    record.choice, record.num_choices, record.group = choice, request.n, group
+    record.choice, record.group = choice, group
+    record.num_choices = record.num_per_prompt = request.n
     return record

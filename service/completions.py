@@ -182,5 +182,5 @@ def _record(
         stream=request.stream,
     )
     record.choice, record.num_choices = choice, len(request.prompts) * request.n
-    record.group = group
+    record.num_per_prompt, record.group = request.n, group
     return record

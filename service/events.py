@@ -10,6 +10,7 @@ import random
 import re
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -154,6 +155,17 @@ class Content:
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 
 
+def new_trace_number() -> int:
+    """A trace id, as an integer, for what no caller began."""
+    return random.getrandbits(128) | 1
+
+
+def trace_id_of(traceparent: str | None, number: int) -> str:
+    """32 hexadecimal digits: the caller's, where it brought a valid trace, else the number's."""
+    given = _TRACEPARENT.fullmatch(traceparent or "")
+    return given[1] if given and int(given[1], 16) else f"{number:032x}"
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """What one request's trace is built from: integers stamped on the way (monotonic ns).
@@ -162,7 +174,8 @@ class RequestRecord:
     path. `phases` follow one another without a gap from `start_ns` on: the edge's own, the
     engine's, and what was left to do. `token_ns` are the times at which the engine told tokens, a
     step's together. `choice` numbers the generations of one request, of which there are
-    `num_choices`, told apart from other requests' by `group`. `donor` is the response that
+    `num_choices`, told apart from other requests' by `group`; `num_per_prompt` in a row share a
+    prompt. `donor` is the response that
     computed what was taken from the cache, `content` is None unless it is to be captured, and
     `connection_traceparent` what the connection began
     with, where the message said another.
@@ -195,10 +208,11 @@ class RequestRecord:
     num_bytes: int = 0
     choice: int = 0
     num_choices: int = 1
+    num_per_prompt: int = 1
     group: str = ""
     content: Content | None = None
     token_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    trace_number: int = field(default_factory=lambda: random.getrandbits(128) | 1)
+    trace_number: int = field(default_factory=new_trace_number)
     """Names the trace where the caller brought none."""
     rest: str = "edge"
     """What the phase is called that lasts from the last known one to the end."""
@@ -229,8 +243,7 @@ class RequestRecord:
     @property
     def trace_id(self) -> str:
         """32 hexadecimal digits: the caller's, where it brought a trace."""
-        given = _TRACEPARENT.fullmatch(self.traceparent or "")
-        return given[1] if given and int(given[1], 16) else f"{self.trace_number:032x}"
+        return trace_id_of(self.traceparent, self.trace_number)
 
     @property
     def first_token_ns(self) -> int:
@@ -241,3 +254,17 @@ class RequestRecord:
     def succeeded(self) -> bool:
         """Whether the answer was made to its end."""
         return self.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def total_usage(choices: Sequence[RequestRecord]) -> Usage | None:
+    """What a request used: every prompt once, with what its first choice took from the cache, and
+    every choice's output. None where the engine took none of it."""
+    served = [each.usage for each in choices if each.usage is not None]
+    if not served:
+        return None
+    first = [each.usage for each in choices[:: choices[0].num_per_prompt] if each.usage]
+    return Usage(
+        sum(each.prompt_tokens for each in first),
+        sum(each.cached_tokens for each in first),
+        sum(each.output_tokens for each in served),
+    )

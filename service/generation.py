@@ -50,7 +50,6 @@ from service.events import (
     Usage,
 )
 from service.prompts import PromptRenderer, RenderedPrompt
-from service.telemetry.log_context import TRACE_ID
 from service.telemetry.sinks import RecordSink
 from service.tools.reader import AnswerReader, AnswerReaders
 
@@ -145,7 +144,6 @@ class Generator:
         render: Callable[[], Awaitable[RenderedPrompt]],
     ) -> AsyncGenerator[Event, None]:
         record.response_id = request.id
-        TRACE_ID.set(record.trace_id)
         if self._captures_content:
             record.content = Content(request.conversation)
         self.open[request.id] = record
@@ -270,6 +268,7 @@ class Generator:
             shown_token_ids=self._readers.shown_ids(request),
             grammar=grammar,
             keep=prompt.kept if options.keep_s is None else (KeepPrefix(-1, options.keep_s),),
+            trace_id=record.trace_id,
         )
 
     def _sampling(self, options: GenerationOptions, num_prompt_tokens: int) -> SamplingParams:

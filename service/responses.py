@@ -25,6 +25,7 @@ from service.events import Admitted, Event, RequestRecord
 from service.generation import Generator
 from service.responses_log import Cancelled, Entry, Progress
 from service.responses_store import ResponsesStore, StoredResponse
+from service.telemetry.log_context import TRACE_ID
 from service.telemetry.sinks import finish_refused
 
 LANE_TTL_S: Final = 300.0
@@ -39,6 +40,7 @@ class Origin:
     """What a create came with: the headers are its own, or those its connection began with.
 
     It arrived, was then received and decoded, and may have waited for its turn since.
+    `trace_number` names its trace where it brings none.
     """
 
     request_id: str
@@ -47,6 +49,7 @@ class Origin:
     arrived_ns: int
     received_ns: int
     streamed: bool
+    trace_number: int
 
 
 class Turn:
@@ -324,7 +327,9 @@ class Responses:
             traceparent=traceparent,
             tracestate=tracestate,
             previous_response_id=request.body.previous_response_id,
+            trace_number=origin.trace_number,
         )
+        TRACE_ID.set(record.trace_id)
         record.stamp("lane")
         connection = origin.headers.get("traceparent")
         if connection != traceparent:

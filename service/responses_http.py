@@ -84,6 +84,7 @@ class CreateResponse:
             arrived_ns=arrived_ns,
             received_ns=time.monotonic_ns(),
             streamed=body.stream is True,
+            trace_number=scope["state"]["trace_number"],
         )
         answer = self._detached if body.background else self._attached
         try:

@@ -138,6 +138,7 @@ def _config(app: App, settings: Settings, connections: Connections) -> uvicorn.C
         ws_per_message_deflate=False,
         interface="asgi3",
         lifespan="off",
+        reset_contextvars=True,  # no request begins with what the one before it has set
         access_log=False,
         log_config=None,
         log_level="warning",

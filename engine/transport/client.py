@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextvars import Context
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
@@ -338,7 +339,8 @@ class EngineClient:
         self._sender.push(payload)
         if self._sender.num_pending_bytes and not self._writing:
             self._writing = True
-            self._loop.add_writer(self._socket, self._on_writable)
+            # It writes for all requests: what it logs is not this one's.
+            Context().run(self._loop.add_writer, self._socket, self._on_writable)
 
     def _on_writable(self) -> None:
         self._sender.flush()

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from contextvars import Context
 from typing import Any, Final
 
 import anyio
@@ -78,7 +79,9 @@ class Feed:
         sender.send_nowait(_frame(self._hello()))
         self._watchers.add(sender)
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._look_on())
+            loop = asyncio.get_running_loop()
+            # It outlives the request that begins it, so its lines are not that one's.
+            self._task = loop.create_task(self._look_on(), context=Context())
         try:
             async with receiver:
                 async for frame in receiver:

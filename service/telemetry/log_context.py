@@ -7,6 +7,9 @@ from typing import Final
 TRACE_ID: Final[ContextVar[str]] = ContextVar("trace_id", default="")
 """Of the running task; "" outside of requests. Tasks that it starts inherit it."""
 
+_ANYBODYS: Final = "asyncio"
+"""The logger of what is noticed when it is collected, in whatever task that happens."""
+
 
 class TraceFilter(logging.Filter):
     """Adds ` trace=…` to the lines of a request that do not say it themselves."""
@@ -14,7 +17,7 @@ class TraceFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Always True: nothing is held back."""
         trace_id = TRACE_ID.get()
-        if trace_id and "trace=" not in record.getMessage():
+        if trace_id and record.name != _ANYBODYS and "trace=" not in record.getMessage():
             record.msg, record.args = f"{record.getMessage()} trace={trace_id}", None
         return True
 

@@ -1,12 +1,14 @@
 """One line per request when it has ended; nothing per step, nothing of its content."""
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from engine.types import Phase
-from service.events import RequestRecord
+from service.events import RequestRecord, total_usage
+from service.telemetry.sinks import Gathering
 
 _COMPUTED: Final = ("prefill", "decode")
 
@@ -16,43 +18,53 @@ log = logging.getLogger(__name__)
 class RequestLog:
     """A `RecordSink` that logs `ended key=value …`, its trace's id among them."""
 
+    def __init__(self) -> None:
+        self._gathering = Gathering()
+
     def finish(self, record: RequestRecord) -> None:
-        """Log the request, at INFO."""
-        if log.isEnabledFor(logging.INFO):
-            log.info("ended %s", " ".join(f"{k}={v}" for k, v in _fields(record).items()))
+        """Log the request, at INFO, when this was the last of its choices."""
+        choices = self._gathering.add(record)
+        if choices and log.isEnabledFor(logging.INFO):
+            log.info("ended %s", " ".join(f"{k}={v}" for k, v in _fields(choices).items()))
 
 
-def _fields(record: RequestRecord) -> dict[str, str | int]:
+def _fields(choices: Sequence[RequestRecord]) -> dict[str, str | int]:
     """What is not known is left out."""
-    usage, reason = record.usage, record.finish_reason
-    outcome = reason.value if reason else f"refused:{record.error_type}"
-    fields: dict[str, str | int] = {
-        "request": record.request_id,
+    record = choices[0]
+    fields: dict[str, str | int] = {"request": record.request_id} if record.request_id else {}
+    fields |= {
         "trace": record.trace_id,
-        "outcome": outcome,
+        "outcome": ",".join(dict.fromkeys(map(_outcome, choices))),
         "operation": record.operation,
-        "total_ms": _ms(record.end_ns - record.start_ns),
+        "total_ms": _ms(max(each.end_ns for each in choices) - record.start_ns),
     }
     if record.response_id:
         fields["response"] = record.response_id
-    if record.num_choices > 1:
-        fields["choice"] = record.choice
-    if usage is not None:
+    if len(choices) > 1:
+        fields["choices"] = len(choices)
+    if (usage := total_usage(choices)) is not None:
         fields["prompt"] = usage.prompt_tokens
         fields["cached"] = usage.cached_tokens
         fields["output"] = usage.output_tokens
-    if record.first_token_ns:
-        fields["ttft_ms"] = _ms(record.first_token_ns - record.start_ns)
-    if len(record.token_ns) > 1:
-        gaps = np.diff(np.array(record.token_ns))
+    if begun := [each.first_token_ns for each in choices if each.first_token_ns]:
+        fields["ttft_ms"] = _ms(min(begun) - record.start_ns)
+    gaps = np.concatenate([np.diff(np.array(each.token_ns)) for each in choices])
+    if gaps.size:
         for share in (50, 99):
             fields[f"itl_p{share}_ms"] = _ms(float(np.percentile(gaps, share)))
-    if record.num_preemptions:
-        fields["preemptions"] = record.num_preemptions
+    if preemptions := sum(each.num_preemptions for each in choices):
+        fields["preemptions"] = preemptions
+    phases = [phase for each in choices for phase in each.phases]
     for name in _COMPUTED:
-        if verdict := _verdict([phase for phase in record.phases if phase.name == name]):
+        if verdict := _verdict([phase for phase in phases if phase.name == name]):
             fields[name] = verdict
     return fields
+
+
+def _outcome(record: RequestRecord) -> str:
+    if record.finish_reason is not None:
+        return record.finish_reason.value
+    return f"refused:{record.error_type}"
 
 
 def _verdict(phases: list[Phase]) -> str:

@@ -29,6 +29,25 @@ class Sinks:
             sink.finish(record)
 
 
+class Gathering:
+    """Brings together the records of a request's choices, which end one after another."""
+
+    def __init__(self) -> None:
+        self._choices: dict[str, list[RequestRecord]] = {}
+
+    def add(self, record: RequestRecord) -> list[RequestRecord]:
+        """All records of the request, in the order of its choices, once the last has come; none
+        before."""
+        if record.num_choices == 1:
+            return [record]
+        choices = self._choices.setdefault(record.group, [])
+        choices.append(record)
+        if len(choices) < record.num_choices:
+            return []
+        del self._choices[record.group]
+        return sorted(choices, key=lambda each: each.choice)
+
+
 def finish_refused(sink: RecordSink, record: RequestRecord, error: ApiError) -> None:
     """Tell of a request that ended before it could be generated; one that has ended stays so."""
     if not record.end_ns:

@@ -3,7 +3,7 @@
 from typing import Final, TypeAlias
 
 from engine.types import Phase
-from service.events import RequestRecord
+from service.events import RequestRecord, Usage, total_usage
 
 PROVIDER_NAME: Final = "headwater"
 
@@ -11,8 +11,7 @@ Attributes: TypeAlias = dict[str, int | float | str | bool | list[str]]
 
 
 def request_attributes(choices: list[RequestRecord]) -> Attributes:
-    """Of a request's span; what is unknown is left out, never made up. The prompt counts once,
-    with what the first choice took from the cache, and every choice's output."""
+    """Of a request's span; what is unknown is left out, never made up."""
     record = choices[0]
     attributes: Attributes = {
         "gen_ai.operation.name": record.operation,
@@ -42,7 +41,8 @@ def request_attributes(choices: list[RequestRecord]) -> Attributes:
         attributes["headwater.preemptions"] = preemptions
     if record.num_replayed_tokens:
         attributes["headwater.prompt.replayed_tokens"] = record.num_replayed_tokens
-    attributes.update(_usage(choices))
+    if (usage := total_usage(choices)) is not None:
+        attributes.update(_usage(usage))
     if record.cache is not None:
         attributes["headwater.cache.reason"] = record.cache.reason or "none"
         attributes["headwater.cache.position"] = record.cache.position
@@ -79,14 +79,11 @@ def phase_attributes(phase: Phase, record: RequestRecord) -> Attributes:
     return attributes
 
 
-def _usage(choices: list[RequestRecord]) -> Attributes:
-    usage = choices[0].usage
-    if usage is None:
-        return {}
+def _usage(usage: Usage) -> Attributes:
     written = usage.prompt_tokens - usage.cached_tokens
     return {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.output_tokens": sum(c.usage.output_tokens for c in choices if c.usage),
+        "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         # The convention renamed this attribute; dashboards know the former name.
         "gen_ai.usage.cache_write.input_tokens": written,

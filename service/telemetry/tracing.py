@@ -33,6 +33,7 @@ from engine.types import Phase
 from service.events import RequestRecord
 from service.telemetry.content import content_attributes
 from service.telemetry.exporting import PatientExporter
+from service.telemetry.sinks import Gathering
 from service.telemetry.span_attributes import (
     PROVIDER_NAME,
     Attributes,
@@ -71,7 +72,7 @@ class RequestTracer:
         self._propagator = TraceContextTextMapPropagator()
         self._server: Attributes = {"server.address": address, "server.port": port}
         self._known: OrderedDict[str, SpanContext] = OrderedDict()
-        self._choices: dict[str, list[RequestRecord]] = {}
+        self._gathering = Gathering()
         self._pending: queue.Queue[RequestRecord | None] = queue.Queue(MAX_PENDING_RECORDS)
         self.num_dropped = 0
         self._thread = threading.Thread(target=self._build_all, name="tracing", daemon=True)
@@ -95,20 +96,10 @@ class RequestTracer:
     def _build_all(self) -> None:
         while (record := self._pending.get()) is not None:
             try:
-                if record.num_choices == 1:
-                    self._build([record])
-                else:
-                    self._gather(record)
+                if choices := self._gathering.add(record):
+                    self._build(choices)
             except Exception:
                 log.exception("a trace could not be built")
-
-    def _gather(self, record: RequestRecord) -> None:
-        """Build when all choices of the request have ended; each is told of once."""
-        choices = self._choices.setdefault(record.group, [])
-        choices.append(record)
-        if len(choices) == record.num_choices:
-            del self._choices[record.group]
-            self._build(sorted(choices, key=lambda each: each.choice))
 
     def _build(self, choices: list[RequestRecord]) -> None:
         record, many = choices[0], len(choices) > 1

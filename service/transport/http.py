@@ -125,6 +125,7 @@ def begin_record(
         stream=stream,
         traceparent=headers.get("traceparent"),
         tracestate=headers.get("tracestate"),
+        trace_number=scope["state"]["trace_number"],
     )
     record.stamp("receive")
     return record

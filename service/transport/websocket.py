@@ -25,10 +25,11 @@ from service.dialects.responses_decode import (
 )
 from service.dialects.responses_encode import ws_error
 from service.errors import RETRY_SOON, ApiError, invalid
-from service.events import Admitted
+from service.events import Admitted, new_trace_number
 from service.responses import OUR_FAULT, Origin
 from service.responses_log import Entry
 from service.services import Services
+from service.telemetry.log_context import TRACE_ID
 from service.telemetry.sinks import finish_refused
 from service.transport.http import begin_record, decode_body
 from service.transport.intake import Hold
@@ -113,6 +114,7 @@ class _Connection:
         )
         self._steering = Steering(self._outbox.put)
         self._holds: set[Hold] = set()
+        self._trace_id = TRACE_ID.get()
         self._close_code = GOING_AWAY
         self._closing = False
 
@@ -200,6 +202,7 @@ class _Connection:
 
     async def _take_turn(self, stream_id: str | None, arrival: _Arrival) -> None:
         """A response to its terminal frame, or one error frame."""
+        TRACE_ID.set(self._trace_id)  # a lane's turns share a task
         try:
             if self._closing:
                 raise self._refusal()
@@ -256,6 +259,7 @@ class _Connection:
             arrived_ns=times[0],
             received_ns=times[1],
             streamed=True,
+            trace_number=new_trace_number(),
         )
         responses = self._services.responses
         async with responses.run(request, origin, on_socket=True, stream_id=stream_id) as turn:
@@ -286,6 +290,8 @@ class _Connection:
             start_ns=arrival.time_ns,
             stream=True,
         )
+        record.trace_number = new_trace_number()
+        TRACE_ID.set(record.trace_id)
         finish_refused(self._services.records, record, error)
 
     def _refusal(self) -> ApiError:

@@ -11,6 +11,7 @@ from tests.service.calls import CHAT, ask, body
 from tests.service.conftest import run_server
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
+LINE = re.compile(r"ended( [a-z_0-9]+=\S+)+")
 
 
 def request_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
@@ -20,6 +21,7 @@ def request_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
         for record in caplog.records
         if record.name == "service.telemetry.request_log"
     ]
+    assert all(map(LINE.fullmatch, lines))
     return [dict(re.findall(r"(\S+?)=(\S+)", line)) for line in lines]
 
 
@@ -49,6 +51,18 @@ def test_a_refused_request_is_a_line_too(caplog: pytest.LogCaptureFixture) -> No
     assert line["outcome"] == "refused:invalid_value"
     assert line["trace"] == record.trace_id and len(line["trace"]) == 32
     assert "prompt" not in line
+
+
+def test_choices_are_one_line_that_adds_up(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script((ScriptStep((97, 98)),), num_cached_tokens=5)
+    with caplog.at_level(logging.INFO), run_server(script) as server:
+        usage = ask(server, n=4)["usage"]
+        assert len({record.trace_id for record in server.records}) == 1
+    (line,) = request_lines(caplog)
+    assert (line["choices"], line["outcome"]) == ("4", "stop")
+    assert line["prompt"] == str(usage["prompt_tokens"])
+    assert line["output"] == str(usage["completion_tokens"])
+    assert line["cached"] == "5"
 
 
 def test_nothing_is_logged_per_step_or_of_the_content(caplog: pytest.LogCaptureFixture) -> None:

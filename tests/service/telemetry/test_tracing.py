@@ -188,6 +188,7 @@ def test_several_choices_are_one_server_span(
             record(
                 choice=choice,
                 num_choices=3,
+                num_per_prompt=3,
                 group="g",
                 usage=usage,
                 finish_reason=FinishReason.LENGTH,
@@ -208,6 +209,21 @@ def test_several_choices_are_one_server_span(
         assert span.context is not None
         inside = [s.name for s in spans if s.parent and s.parent.span_id == span.context.span_id]
         assert inside == ["tokenize", "queue", "prefill", "decode"]
+
+
+def test_each_of_several_prompts_counts_once(
+    tracer: RequestTracer, exporter: InMemorySpanExporter
+) -> None:
+    several = {"num_choices": 4, "num_per_prompt": 2, "group": "g"}
+    for choice, usage in enumerate((Usage(12, 4, 3), Usage(12, 11, 3), Usage(7, 0, 2), None)):
+        tracer.finish(record(choice=choice, usage=usage, **several))
+    tracer.close()
+    spans = exporter.get_finished_spans()
+    (root,) = [span for span in spans if span.kind is SpanKind.SERVER]
+    attributes = root.attributes or {}
+    assert attributes["gen_ai.usage.input_tokens"] == 12 + 7
+    assert attributes["gen_ai.usage.output_tokens"] == 3 + 3 + 2
+    assert attributes["gen_ai.usage.cache_read.input_tokens"] == 4
 
 
 def test_phases_follow_one_another_to_the_end() -> None:
