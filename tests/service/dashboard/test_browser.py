@@ -3,18 +3,16 @@
 Screenshots of what is tested go to out/ (not kept by git), to be looked at.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from service.access.keys import hash_key, key_entry
-from tests.e2e.conftest import ROOT, Server, serve
+from tests.browser import CHROMIUM, OUT, chromium
+from tests.e2e.conftest import Server, serve
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell"))), None)
-OUT = ROOT / "out"
 SHAPES = [(1280, 900, "light"), (1280, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
 TENANT, OPERATOR = "key-of-a-tenant", "key-of-an-operator"
 QUESTION = "What makes a river flow to the sea?"
@@ -24,10 +22,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    with chromium() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +93,6 @@ def test_the_page_streams_shows_the_cache_and_draws_the_tree(page: Page, server:
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        OUT.mkdir(exist_ok=True)
         page.screenshot(path=OUT / f"dashboard-{width}-{scheme}.png", full_page=True)
     assert said == []
 
