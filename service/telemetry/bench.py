@@ -1,25 +1,31 @@
 """What watching costs: the same requests with every trace and metric exported, and with none.
 
-python -m service.telemetry.bench [--rounds N] [--requests N] [--tokens N]
+python -m service.telemetry.bench [--seconds N] [--tokens N]
 
-Two servers on the embedded model, one exporting traces (all sampled) and metrics to a collector of
-this process and scraped as often, the other not, are asked in turns. CPU seconds
-are of both processes of a server (utime + stime). What is counted without being exported is in
-both; its cost is measured by itself, as is the engine's weighing of a step.
+Two servers, one exporting traces (all sampled) and metrics to a collector of this process and
+scraped as often, the other not, are asked the same in turns: pairs of requests, the order of each
+pair the other way round. What counts is CPU time, to the nanosecond, of both processes of a server
+all the pair long, so that what is exported meanwhile counts too. First with the embedded model:
+the share that watching adds. Then with scripted tokens in the model's place, where the same work
+around it can be told to some microseconds: what watching adds to a request, as a share of the
+model's request. What is counted without being exported is in both; its cost is measured by itself
+here, as is the engine's weighing of a step in `engine.meter_bench`.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,9 +37,10 @@ from service.telemetry.request_log import RequestLog
 from service.telemetry.request_metrics import RequestMetrics
 from service.telemetry.samples import Counts
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 EXPORT_S = 15
 """Prometheus's usual interval of scrapes, and here that of exports too."""
+MOST = 0.02
+"""What watching may add to a request's CPU time."""
 
 
 class _Collector(BaseHTTPRequestHandler):
@@ -50,72 +57,92 @@ class _Collector(BaseHTTPRequestHandler):
 
 
 @dataclass(frozen=True, slots=True)
+class _Spent:
+    """CPU seconds of a server's processes."""
+
+    edge_s: float
+    engine_s: float
+
+    def __sub__(self, other: "_Spent") -> "_Spent":
+        return _Spent(self.edge_s - other.edge_s, self.engine_s - other.engine_s)
+
+    @property
+    def total_s(self) -> float:
+        return self.edge_s + self.engine_s
+
+
+@dataclass(frozen=True, slots=True)
 class _Server:
     url: str
-    pid: int
+    process: "subprocess.Popen[str]"
 
-    def cpu_s(self) -> float:
-        """CPU seconds of the edge and its engine so far."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return sum(map(_cpu_s, (self.pid, *map(int, children))))
+    def spent(self) -> _Spent:
+        """So far."""
+        pid = self.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return _Spent(_cpu_s(pid), _cpu_s(int(child)))
 
-    def ask(self, requests: int, tokens: int) -> None:
-        """Requests one after another, each with a prompt of its own."""
-        for number in range(requests):
-            text = f"{time.monotonic_ns()}-{number}: tell me about rivers."
-            body = {
-                "model": "default",
-                "messages": [{"role": "user", "content": text}],
-                "max_tokens": tokens,
-                "ignore_eos": True,
-                "stream": True,
-            }
-            request = urllib.request.Request(
-                f"{self.url}/v1/chat/completions",
-                json.dumps(body).encode(),
-                {"content-type": "application/json"},
-            )
-            with urllib.request.urlopen(request) as answer:
+    def ask(self, text: str, tokens: int) -> None:
+        """A streamed answer, read to its end."""
+        body = {
+            "model": "default",
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "temperature": 0,
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            answer.read()
+
+    def scrape(self, ended: threading.Event) -> None:
+        """As Prometheus does, until `ended`."""
+        while not ended.wait(EXPORT_S):
+            with urllib.request.urlopen(f"{self.url}/metrics") as answer:
                 answer.read()
 
 
 def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    """Of a process, in all threads: clock_getcpuclockid(3)."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 @contextlib.contextmanager
-def _serve(environment: dict[str, str]) -> Iterator[_Server]:
+def _serve(environment: dict[str, str], *arguments: str) -> Iterator[_Server]:
+    """A server that starts; it is ready when `_wait_ready` returns."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port), *arguments]
     process = subprocess.Popen(
         [*command, "--log-level", "warning"],
         env={**os.environ, **environment},
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "ready" in line:
-            break
-    threading.Thread(target=process.stderr.read, daemon=True).start()
     try:
-        yield _Server(f"http://127.0.0.1:{port}", process.pid)
+        yield _Server(f"http://127.0.0.1:{port}", process)
     finally:
         process.terminate()
         process.wait()
 
 
-def _scrape(server: _Server, ended: threading.Event) -> None:
-    while not ended.wait(EXPORT_S):
-        with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-            answer.read()
+def _wait_ready(server: _Server) -> None:
+    assert server.process.stderr is not None
+    for line in server.process.stderr:
+        if "ready" in line:
+            break
+    threading.Thread(target=server.process.stderr.read, daemon=True).start()
 
 
-def compare(rounds: int, requests: int, tokens: int) -> list[tuple[float, float]]:
-    """CPU seconds per request (watched, not watched) of each round, which take turns to begin."""
+def compare(seconds: float, tokens: int, *arguments: str) -> list[tuple[_Spent, _Spent]]:
+    """What each pair of requests cost, (watched, not watched), of servers started with the
+    arguments."""
     collector = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     watched = {
@@ -123,27 +150,47 @@ def compare(rounds: int, requests: int, tokens: int) -> list[tuple[float, float]
         "OTEL_TRACES_SAMPLER": "always_on",
         "OTEL_METRIC_EXPORT_INTERVAL": str(EXPORT_S * 1000),
     }
+    unwatched = {"OTEL_SDK_DISABLED": "true"}
     ended = threading.Event()
-    with _serve(watched) as on, _serve({"OTEL_SDK_DISABLED": "true"}) as off:
+    pairs: list[tuple[_Spent, _Spent]] = []
+    with _serve(watched, *arguments) as on, _serve(unwatched, *arguments) as off:
         for server in (on, off):
-            server.ask(2, tokens)
-        scraping = threading.Thread(target=_scrape, args=(on, ended))
+            _wait_ready(server)
+            server.ask("Hello.", tokens)
+        scraping = threading.Thread(target=on.scrape, args=(ended,))
         scraping.start()
-
-        def cost(server: _Server) -> float:
-            before_s = server.cpu_s()
-            server.ask(requests, tokens)
-            return (server.cpu_s() - before_s) / requests
-
-        pairs = []
-        for number in range(rounds):
-            first, second = (on, off) if number % 2 else (off, on)
-            costs = {first: cost(first), second: cost(second)}
-            pairs.append((costs[on], costs[off]))
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            text = f"{len(pairs)}: tell me about rivers."
+            before = on.spent(), off.spent()
+            for server in (on, off) if len(pairs) % 2 else (off, on):
+                server.ask(text, tokens)
+            pairs.append((on.spent() - before[0], off.spent() - before[1]))
         ended.set()
         scraping.join()
     collector.shutdown()
     return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Seconds that watching adds to a request, with the half width of its 95 % interval, beside
+    what one costs that is not watched."""
+
+    mean_s: float
+    error_s: float
+    base_s: float
+
+    @staticmethod
+    def of(pairs: Sequence[tuple[float, float]]) -> "Added":
+        """Of pairs (watched, not watched)."""
+        added = [on - off for on, off in pairs]
+        error_s = 1.96 * statistics.stdev(added) / math.sqrt(len(added))
+        return Added(statistics.fmean(added), error_s, statistics.fmean(off for _, off in pairs))
+
+    def __str__(self) -> str:
+        """As a share."""
+        return f"{self.mean_s / self.base_s:+.2%} (± {self.error_s / self.base_s:.2%})"
 
 
 def counting_s(tokens: int) -> float:
@@ -174,23 +221,35 @@ def _median_s(run: Callable[[], None], repeats: int) -> float:
     return statistics.median(times)
 
 
-def main() -> None:
+def main() -> int:
+    """1 where more is added than may be."""
     parser = argparse.ArgumentParser(prog="python -m service.telemetry.bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--requests", type=int, default=20, help="in a round, on each server")
+    parser.add_argument("--seconds", type=float, default=12, help="of asking, each time")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     options = parser.parse_args()
-    pairs = compare(options.rounds, options.requests, options.tokens)
-    on, off = (statistics.median(side) for side in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    counted_s = counting_s(options.tokens)
+    seconds, tokens = options.seconds, options.tokens
     out = sys.stdout.write
-    out(f"CPU per request of {options.tokens} tokens, both processes, medians of {len(pairs)}:\n")
-    out(f"  watched {on * 1e3:.1f} ms, not watched {off * 1e3:.1f} ms, ")
-    out(f"ratio of pairs {ratio:.3f} ({min(a / b for a, b in pairs):.3f} to ")
-    out(f"{max(a / b for a, b in pairs):.3f})\n")
-    out(f"counting a request: {counted_s * 1e6:.0f} us, {counted_s / off:.3%} of it\n")
+
+    real = compare(seconds, tokens)
+    whole = Added.of([(on.total_s, off.total_s) for on, off in real])
+    engine = Added.of([(on.engine_s, off.engine_s) for on, off in real])
+    out(f"CPU per request of {tokens} tokens, {len(real)} pairs, {whole.base_s * 1e3:.1f} ms\n")
+    out(f"  watching adds {whole} to both processes, {engine} to the engine's\n")
+
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.json")
+        script.write_text(json.dumps({"delay_s": 0.0}))
+        scripted = compare(seconds, tokens, "--script", str(script))
+    exact = Added.of([(on.total_s, off.total_s) for on, off in scripted])
+    out(f"with scripted tokens in the model's place, {len(scripted)} pairs\n")
+    out(f"  {exact.mean_s * 1e3:.2f} ms (± {exact.error_s * 1e3:.2f}) are added to a request: ")
+    share, error = exact.mean_s / whole.base_s, exact.error_s / whole.base_s
+    out(f"{share:.2%} (± {error:.2%}) of the model's\n")
+    counted_s = counting_s(tokens)
+    out(f"counting a request, watched or not: {counted_s * 1e6:.0f} us, ")
+    out(f"{counted_s / whole.base_s:.3%} of it\n")
+    return 0 if share + error <= MOST else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
