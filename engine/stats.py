@@ -138,7 +138,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     or "flush". `step_ns`: durations of steps, their share of the loop included; `step_tokens` and
     `chunk_tokens`: tokens computed per step, and per prefill chunk. `work` is the sum over all
     steps of a kind, `recent_steps` the last ones, oldest first. `num_restored_pages` came back from
-    disk; `num_damaged_pages` did not, as they were not what was written.
+    disk; `num_damaged_pages` did not, as they were not what was written. Of the output tokens,
+    `num_forced_tokens` needed no step: their grammars left no choice.
     """
 
     pool: PoolStats
@@ -159,6 +160,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_computed_tokens: int
     num_output_tokens: int
     num_preemptions: int
+    num_forced_tokens: int = 0
     num_disk_pages: int = 0
     num_restored_pages: int = 0
     num_damaged_pages: int = 0

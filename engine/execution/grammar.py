@@ -57,8 +57,16 @@ class TokenMatcher:
         row[: self._vocab_size][allowed[: self._vocab_size] == 0] = -np.inf
         row[self._vocab_size :] = -np.inf
 
+    def forced(self) -> list[int]:
+        """The tokens that come next whatever the model likes: of each of them `mask`, when its turn
+        comes, leaves only that one. Empty where there is a choice, or a `fault`."""
+        if self.fault:
+            return []
+        token_ids: list[int] = self._compiled.result().compute_ff_tokens()
+        return token_ids
+
     def accept(self, token_id: int) -> None:
-        """Move on by a sampled token; one that does not match is a `fault`."""
+        """Move on by a token; one that does not match is a `fault`."""
         if not self.fault:
             self._compiled.result().consume_token(token_id)
 

@@ -52,8 +52,14 @@ class LogitRules:
         self._allowed = np.array(sampling.allowed_token_ids, dtype=np.intp)
         self._ends = np.array(sorted({*end_token_ids, *sampling.stop_token_ids}), dtype=np.intp)
 
+    def forced(self) -> list[int]:
+        """Tokens that `apply` would leave alone, one after another, whatever the rows."""
+        if self.matcher is None or self._allowed.size:
+            return []
+        return self.matcher.forced()
+
     def note(self, token_id: int) -> None:
-        """Count a sampled token."""
+        """Count a token of the output."""
         self._num_output += 1
         if self.matcher is not None:
             self.matcher.accept(token_id)

@@ -83,7 +83,7 @@ class Admission:
         room: Room,
     ) -> Request | None:
         """The first candidate that the step has room for, beside all that prefill already."""
-        prefills = [r for r in running if not r.paused and r.num_uncomputed_tokens > 1]
+        prefills = [r for r in running if not r.paused and not r.is_decoding]
         taken = [*prefills, *admitted]
         claims = self.ranking.claims([*taken, *candidates])
         shares = share(claims, room.copy(), by_size=self.ranking.by_size)[len(taken) :]

@@ -63,6 +63,7 @@ class _Totals:
     cached_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    forced_tokens: int = 0
 
 
 class EngineCore:
@@ -224,6 +225,7 @@ class EngineCore:
             num_cached_tokens=totals.cached_tokens,
             num_computed_tokens=totals.computed_tokens,
             num_output_tokens=totals.output_tokens,
+            num_forced_tokens=totals.forced_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_disk_pages=num_disk,
             num_restored_pages=num_restored,
@@ -372,21 +374,26 @@ class EngineCore:
         if request.keep and request.num_computed_tokens >= request.num_prompt_tokens:
             self._desk.keep(request)
         self._totals.computed_tokens += chunk.end - chunk.start
-        outcome: Outcome | None = None
         if token is not None:
-            outcome = self._rules.take(request, token.token_id)
-            self._totals.output_tokens += 1
-            yield TokenDelta(
-                request.id,
-                pack_tokens([token.token_id]),
-                outcome.text,
-                now_ns,
-                () if token.logprobs is None else (token.logprobs,),
-            )
-            if outcome.reason is not None:
-                yield self._end(request, outcome.reason, now_ns, outcome=outcome)
+            yield from self._say(request, token, now_ns)
         elif request.num_uncomputed_tokens == 0:
             yield self._end(request, FinishReason.LENGTH, now_ns)
+
+    def _say(self, request: Request, token: SampledToken, now_ns: int) -> Iterator[EngineEvent]:
+        """A sampled token, and those its grammar forces after it: computed in the next step."""
+        outcome = self._rules.take(request, token.token_id)
+        said, text = [token.token_id], outcome.text
+        forced = iter(request.forced() if outcome.reason is None else ())
+        while outcome.reason is None and (token_id := next(forced, None)) is not None:
+            outcome = self._rules.take(request, token_id)
+            said.append(token_id)
+            text += outcome.text
+        self._totals.output_tokens += len(said)
+        self._totals.forced_tokens += len(said) - 1
+        scores = () if token.logprobs is None else (token.logprobs,)
+        yield TokenDelta(request.id, pack_tokens(said), text, now_ns, scores)
+        if outcome.reason is not None:
+            yield self._end(request, outcome.reason, now_ns, outcome=outcome)
 
     def _fail(self, requests: Sequence[Request], message: str) -> list[EngineEvent]:
         now_ns = self._clock_ns()

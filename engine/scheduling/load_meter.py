@@ -64,9 +64,7 @@ class LoadMeter:
         return EngineLoad(
             prefill_tokens_per_s=self._rate(),
             computed_share=self._computed_share,
-            prefill_tokens=sum(
-                r.num_uncomputed_tokens for r in moving if r.num_uncomputed_tokens > 1
-            ),
+            prefill_tokens=sum(r.num_uncomputed_tokens for r in moving if not r.is_decoding),
             free_places=free,
             place_waits_s=tuple(round(wait, 3) for wait in waits),
             life_s=(self._output_tokens or _FIRST_OUTPUT) * token_s,

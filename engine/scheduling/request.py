@@ -16,6 +16,8 @@ from prefix_cache.key import Namespace
 MAX_PREEMPTIONS: Final = 3
 """After so many a request is *settled*: it comes back when there is room for all it may ever
 need, keeps that reserved, and runs to its end."""
+MAX_FORCED: Final = 64
+"""Tokens taken from a grammar at a time: a reader's credits outlast them."""
 
 
 class RequestStatus(IntEnum):
@@ -43,7 +45,8 @@ class Request:
     """Mutable, owned by the scheduler, touched only by the engine's thread.
 
     The one rule: `num_computed_tokens` catches up with `num_tokens`. A token is computed when its
-    K and V stand in the pages of `table`; the newest sampled token is known but not yet computed.
+    K and V stand in the pages of `table`; the newest token of the output is known but not yet
+    computed, and so are those that its grammar forced before it.
     `table` is None unless the request runs (or is being admitted in the current plan).
     `leader`, while this one waits, computes tokens of its prompt too, up to `leads_until`.
     `num_disk_tokens`: brought back for it from the second tier, `num_restored_tokens` of them since
@@ -192,6 +195,11 @@ class Request:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether the prompt is behind it, or all but one token: it moves in every step."""
+        return self.num_computed_tokens >= self.prefill_end or self.num_uncomputed_tokens == 1
+
+    @property
     def is_scoring(self) -> bool:
         """Whether prompt tokens are still to be scored: their positions are computed for that."""
         return self.num_scored < self.num_prompt_tokens - 1
@@ -206,6 +214,14 @@ class Request:
         """Whether the output matches its grammar and nothing can follow."""
         matcher = self.logit_rules.matcher if self.logit_rules is not None else None
         return matcher is not None and matcher.complete
+
+    def forced(self) -> list[int]:
+        """What must come next, so that no step has to choose it: nothing where log-probabilities
+        were asked for, which a step would tell."""
+        rules = self.logit_rules
+        if rules is None or self.sampling.logprobs is not None:
+            return []
+        return rules.forced()[: max(0, min(MAX_FORCED, self.credits))]
 
     @property
     def fault(self) -> str:
@@ -228,7 +244,7 @@ class Request:
         return self._phase_start_ns
 
     def append(self, token_id: int) -> None:
-        """Add a sampled token, count it and take one credit."""
+        """Add a token of the output, count it and take one credit."""
         if self.num_tokens == self._token_ids.size:
             grown = np.empty(self._token_ids.size * 2, dtype=np.int32)
             grown[: self.num_tokens] = self._token_ids

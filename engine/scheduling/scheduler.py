@@ -1,12 +1,12 @@
 """One rule: in every step, the computed tokens of each request catch up with its known ones."""
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from engine.scheduling.admission import Admission
 from engine.scheduling.fairness import OUTPUT_WEIGHT
-from engine.scheduling.itl_controller import ItlController
+from engine.scheduling.itl_controller import ItlController, Room
 from engine.scheduling.load_meter import LoadMeter
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefill_lanes import share
@@ -22,8 +22,9 @@ from prefix_cache.in_flight import InFlight
 class Scheduler:
     """Owns the requests and their pages; touched only by the engine's thread.
 
-    A step takes requests with one uncomputed token first (they decode), then chunks of prompts
-    side by side, in the room that `ItlController` leaves and the shares of `prefill_lanes`.
+    A step takes a token of each request that decodes, and as many of those that their grammars
+    forced behind it as half of the room takes that `ItlController` leaves; then chunks of prompts
+    side by side, in the rest of it and the shares of `prefill_lanes`.
     `Admission` says who joins, `Preemption` who gives up pages when they run out: its computed
     tokens stay cached, it waits in its old place, and goes on from whatever is still cached then.
     """
@@ -87,9 +88,11 @@ class Scheduler:
 
         Everything planned must be answered by `complete` or `finish`.
         """
-        decodes = [r for r in self.running if not r.paused and r.num_uncomputed_tokens == 1]
-        prefills = [r for r in self.running if not r.paused and r.num_uncomputed_tokens > 1]
+        moving = [r for r in self.running if not r.paused]
+        decodes = [r for r in moving if r.is_decoding]
+        prefills = [r for r in moving if not r.is_decoding]
         room = self._controller.room(decodes)
+        wanted = _with_forced(decodes, room)
         self._ranking.watch([*self.waiting.heads(), *prefills], now_ns)
         prefills += self._admission.admit(
             self.running,
@@ -100,7 +103,7 @@ class Scheduler:
         prefills = [r for r in prefills if r.table is not None]
         claims = self._ranking.claims(prefills)
         shares = share(claims, room, by_size=self._ranking.by_size)
-        wanted = [(r, 1) for r in decodes] + list(zip(prefills, shares, strict=True))
+        wanted += zip(prefills, shares, strict=True)
         if prefills:
             wanted.sort(key=lambda entry: entry[0].order)
         plan = StepPlan()
@@ -304,6 +307,16 @@ class Scheduler:
             )
         self._cache.release(request.table)
         request.table = None
+
+
+def _with_forced(decodes: Sequence[Request], room: Room) -> list[tuple[Request, int]]:
+    """What each stream computes: its own token, which the room is made for, and forced ones."""
+    half = room.halve()
+    wanted = [
+        (r, 1 + half.take(r.num_computed_tokens + 1, r.num_uncomputed_tokens - 1)) for r in decodes
+    ]
+    room.take_back(half)
+    return wanted
 
 
 def _deadline(request: Request) -> int:

@@ -95,6 +95,7 @@ PANELS: Final = (
             (rate(m.PROMPT_TOKENS), "prompt/s"),
             (rate(m.CACHED_TOKENS), "of them cached/s"),
             (rate(m.GENERATION_TOKENS), "generated/s"),
+            (rate(m.FORCED_TOKENS), "of them forced by a grammar/s"),
         ),
     ),
     Panel(

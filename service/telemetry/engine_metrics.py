@@ -47,6 +47,7 @@ def engine_samples(stats: EngineStats, info: EngineInfo, model: str, up: bool) -
         (m.PREEMPTIONS, stats.num_preemptions),
     ):
         yield Sample(metric, labels, number)
+    yield Sample(m.FORCED_TOKENS, (), stats.num_forced_tokens)
     yield Sample(m.TOKENS_BY_SOURCE, (*labels, "local_compute"), computed)
     yield Sample(m.TOKENS_BY_SOURCE, (*labels, "local_cache_hit"), stats.num_cached_tokens)
     yield Sample(m.ITERATION_TOKENS, labels, _buckets(stats.step_tokens))

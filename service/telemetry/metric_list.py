@@ -128,7 +128,14 @@ CACHE_CONFIG = _vllm(
     ("block_size", "num_gpu_blocks", "enable_prefix_caching"),
 )
 PROMPT_TOKENS = _vllm("prompt_tokens", _C, "Prompt tokens of all requests")
-GENERATION_TOKENS = _vllm("generation_tokens", _C, "Tokens sampled")
+GENERATION_TOKENS = _vllm("generation_tokens", _C, "Tokens of answers, forced ones included")
+FORCED_TOKENS = Metric(
+    "headwater.forced_tokens",
+    _C,
+    "Tokens of answers that took no step: their grammar left no choice",
+    (),
+    "{token}",
+)
 CACHED_TOKENS = _vllm("prompt_tokens_cached", _C, "Prompt tokens taken from the prefix cache")
 TOKENS_BY_SOURCE = _vllm(
     "prompt_tokens_by_source", _C, "Prompt tokens of admitted requests, by source", ("source",)

@@ -9,7 +9,12 @@ from service.telemetry.dashboards import PANELS
 from service.telemetry.engine_metrics import engine_samples
 from tests.engine.tiny import PAGE, Driver, prompt, tiny_core
 
-COUNTS = {"num_disk_pages": 3, "num_restored_pages": 5, "num_damaged_pages": 7}
+COUNTS = {
+    "num_disk_pages": 3,
+    "num_restored_pages": 5,
+    "num_damaged_pages": 7,
+    "num_forced_tokens": 13,
+}
 SCHEDULING = SchedulingStats(
     itl_target_ms=30.0,
     ttft_target_ms=5000.0,
@@ -24,6 +29,7 @@ TOLD = {
     (m.DISK_PAGES, ()): 3,
     (m.RESTORED, ()): 5,
     (m.DAMAGED, ()): 7,
+    (m.FORCED_TOKENS, ()): 13,
     (m.LEASES, ()): 4,
     (m.LEASED_PAGES, ()): 9,
     (m.LEASING_TENANTS, ()): 2,
