@@ -30,4 +30,4 @@ def build_scripted_core(config: EngineConfig) -> Core:
     """The core of the backend "scripted": `config.model` is a JSON file (`ScriptFile`), or empty
     for the built-in sentence. Raises EngineError for a file that cannot be played."""
     file = read_script_file(config.model)
-    return ScriptedCore(file.script_for(), info=file.info(config.page_size))
+    return ScriptedCore(file.script_for(), info=file.info(config.page_size), step_s=file.step_s)

@@ -39,7 +39,8 @@ class ScriptedCore:
 
     `token_bytes` is the vocabulary of the steps that give no text of their own; `eos_token_ids`
     end a request like a model's end of text. A token that ends a request is in the last delta's
-    `token_ids`, its bytes are not in `text`. `clock_ns` gives all times, above 0.
+    `token_ids`, its bytes are not in `text`. `step_s` is the time from one step to the next: what
+    is due meanwhile is said together, as a model's batch is. `clock_ns` gives all times, above 0.
     """
 
     def __init__(
@@ -49,13 +50,16 @@ class ScriptedCore:
         info: EngineInfo | None = None,
         token_bytes: Callable[[int], bytes] = byte_token,
         eos_token_ids: frozenset[int] = frozenset(),
+        step_s: float = 0.0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._script_for = script_for
         self._info = info or ScriptFile().info(page_size=16)
         self._token_bytes = token_bytes
         self._eos_token_ids = eos_token_ids
+        self._step_ns = int(step_s * 1e9)
         self._clock_ns = clock_ns
+        self._next_step_ns = 0
         self._runs: dict[str, Run] = {}
         self._events: list[EngineEvent] = []
         self._num_steps = 0
@@ -86,17 +90,20 @@ class ScriptedCore:
 
     @property
     def has_work(self) -> bool:
-        now_ns = self._clock_ns()
-        return any(0 < run.speaks_ns <= now_ns for run in self._runs.values())
+        return 0 < self.wake_ns <= self._clock_ns()
 
     @property
     def wake_ns(self) -> int:
         times = (run.speaks_ns for run in self._runs.values())
-        return min((time_ns for time_ns in times if time_ns), default=0)
+        due_ns = min((time_ns for time_ns in times if time_ns), default=0)
+        return due_ns and max(due_ns, self._next_step_ns)
 
     def step(self) -> list[EngineEvent]:
         self._num_steps += 1
         now_ns = self._clock_ns()
+        self._next_step_ns += self._step_ns
+        if self._next_step_ns <= now_ns:
+            self._next_step_ns = now_ns + self._step_ns
         for run in list(self._runs.values()):
             self._advance(run, now_ns)
         events, self._events = self._events, []

@@ -59,11 +59,13 @@ class ScriptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Each request gets `text` with one token per byte, again and again until `num_tokens` (0: until
     its max_tokens). With `scripts`, the n-th request gets the n-th of them, round and round.
+    `step_s` is the core's.
     """
 
     text: Annotated[str, Meta(min_length=1)] = DEFAULT_TEXT
     tokens_per_step: Annotated[int, Meta(ge=1)] = 1
     delay_s: Annotated[float, Meta(ge=0.0)] = 0.01
+    step_s: Annotated[float, Meta(ge=0.0)] = 0.0
     num_tokens: Annotated[int, Meta(ge=0)] = 0
     scripts: tuple[Script, ...] = ()
     model_name: str = "scripted"

@@ -153,6 +153,18 @@ def test_delays_are_kept_and_do_not_drift() -> None:
     assert (core.has_work, core.wake_ns) == (False, 0)
 
 
+def test_what_is_due_between_two_steps_is_said_together() -> None:
+    clock = Clock()
+    core = ScriptedCore(lambda asked: text_script("abc"), step_s=0.010, clock_ns=clock)
+    core.add(request("r"))
+    core.step()
+    core.add(request("late"))
+    assert (core.has_work, core.wake_ns) == (False, 1010 * MS)
+    clock.now_ns = 1014 * MS
+    assert [type(event) for event in core.step()] == [TokenDelta, Started, TokenDelta]
+    assert core.wake_ns == 1020 * MS, "a late step delays none"
+
+
 def test_a_request_without_credit_waits_for_it() -> None:
     core = ScriptedCore(lambda asked: text_script("abcdef", 4))
     core.add(request(credits=3))
