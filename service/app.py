@@ -15,20 +15,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.types import SHARED_TENANT
 from service.access.credentials import CredentialMiddleware
 from service.access.origin import OriginMiddleware
-from service.admin import Flush, Health, Pool, Ready
-from service.cache_api import Explain, Leases, OneLease, Prewarm
-from service.cache_events import CacheEvents
-from service.catalog import Model, Models
-from service.chat import ChatCompletions
-from service.completions import Completions
 from service.dashboard.feed import FeedEndpoint
 from service.dashboard.node import TreeNode
 from service.dashboard.page import DashboardPage
 from service.dialects.messages_errors import encode_error, error_status
-from service.errors import ApiError
-from service.events import new_trace_number, trace_id_of
-from service.messages import CountTokens, Messages
-from service.responses_http import (
+from service.endpoints.admin import Flush, Health, Pool, Ready
+from service.endpoints.cache import Explain, Leases, OneLease, Prewarm
+from service.endpoints.cache_events import CacheEvents
+from service.endpoints.catalog import Model, Models
+from service.endpoints.chat import ChatCompletions
+from service.endpoints.completions import Completions
+from service.endpoints.messages import CountTokens, Messages
+from service.endpoints.responses import (
     CancelResponse,
     CreateResponse,
     DeleteResponse,
@@ -36,12 +34,14 @@ from service.responses_http import (
     InputTokens,
     RetrieveResponse,
 )
-from service.roofline import Roofline
+from service.endpoints.roofline import Roofline
+from service.endpoints.tokens import Detokenize, Tokenize
+from service.errors import ApiError
+from service.events import new_trace_number, trace_id_of
 from service.services import Services
 from service.telemetry.log_context import TRACE_ID
 from service.telemetry.metric_list import HTTP_REQUESTS
 from service.telemetry.metrics import MetricsEndpoint
-from service.tokens import Detokenize, Tokenize
 from service.transport.http import ClientGone, send_answer, send_error
 from service.transport.intake import Hold, TimedBody
 from service.transport.websocket import ResponsesSockets

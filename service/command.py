@@ -23,9 +23,10 @@ from engine.transport import (
 from engine.types import EngineInfo
 from service.access.keys import KeyFile, KeyFileError, hash_key, key_entry, new_key
 from service.app import create_app
-from service.cache_warm import PrewarmError, warm_from_file
-from service.config import NewKey, PlanModel, Settings, SettingsError, parse_command
+from service.command_line import NewKey, PlanModel, parse_command
+from service.config import Settings, SettingsError
 from service.memory import give_back_freed_memory
+from service.prewarm import PrewarmError, warm_from_file
 from service.server import Server, bind
 from service.services import Services, build_services
 from service.telemetry.exporting import metric_exporter, span_exporter

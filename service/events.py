@@ -17,8 +17,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from engine.types import SHARED_TENANT, CacheReport, FinishReason, Phase, TokenLogprobs
-from service.cache_diagnosis import Diagnosis
-from service.cache_report import CacheSummary
+from service.cache.diagnosis import Diagnosis
+from service.cache.report import CacheSummary
 from service.conversation import Conversation
 
 

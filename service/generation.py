@@ -30,7 +30,7 @@ from engine.types import (
     unpack_tokens,
 )
 from service.access.limiter import TenantLimiter
-from service.cache_report import CacheSummary, summarise
+from service.cache.report import CacheSummary, summarise
 from service.conversation import (
     DEFAULT_TEMPERATURE,
     DEFAULT_TOP_P,

@@ -12,8 +12,8 @@ from service.dashboard.lanes import EndedRequests
 from service.generation import Generator
 from service.model_card import ModelCard
 from service.prompts import PromptRenderer
-from service.responses import Responses
-from service.responses_store import ResponsesStore
+from service.responses.store import ResponsesStore
+from service.responses.turns import Responses
 from service.telemetry.metrics import Metrics
 from service.telemetry.request_log import RequestLog
 from service.telemetry.request_metrics import RequestMetrics

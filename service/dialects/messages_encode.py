@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.types import FinishReason
-from service.cache_diagnosis import Diagnosis, Part
+from service.cache.diagnosis import Diagnosis, Part
 from service.dialects import wire
 from service.dialects.messages_decode import MessagesRequest
 from service.dialects.messages_errors import encode_error

@@ -12,10 +12,17 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from engine.text import Vocabulary
-from service.cache_diagnosis import Diagnosis, Part
+from service.cache.diagnosis import Diagnosis, Part
 from service.conversation import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
 from service.dialects.logprobs import ShownToken, shown_tokens
 from service.dialects.responses_decode import ResponseCreate
+from service.dialects.responses_entries import (
+    Cancelled,
+    Entry,
+    Progress,
+    ResponseStatus,
+    final_status,
+)
 from service.dialects.responses_output import (
     MESSAGE,
     REASONING,
@@ -38,8 +45,6 @@ from service.events import (
     ToolCallStarted,
     Usage,
 )
-from service.responses_log import Cancelled, Entry, Progress
-from service.responses_store import ResponseStatus, final_status
 
 Fields: TypeAlias = dict[str, Any]
 

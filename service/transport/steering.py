@@ -13,10 +13,10 @@ import msgspec
 
 from service.conversation import ToolCall
 from service.dialects.responses_decode import CreateRequest, SteerRequest
+from service.dialects.responses_entries import Cancelled
 from service.dialects.responses_steer import SteerProblem, accepted, failed, pending
 from service.events import Completed, Event, Failed, ToolCallStarted
-from service.responses import Turn
-from service.responses_log import Cancelled
+from service.responses.turns import Turn
 from service.transport.intake import Hold
 
 MAX_STEERS = 16

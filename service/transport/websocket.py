@@ -24,10 +24,10 @@ from service.dialects.responses_decode import (
     in_this_dialect,
 )
 from service.dialects.responses_encode import ws_error
+from service.dialects.responses_entries import Entry
 from service.errors import RETRY_SOON, ApiError, invalid
 from service.events import Admitted, new_trace_number
-from service.responses import OUR_FAULT, Origin
-from service.responses_log import Entry
+from service.responses.turns import OUR_FAULT, Origin
 from service.services import Services
 from service.telemetry.log_context import TRACE_ID
 from service.telemetry.sinks import finish_refused

@@ -16,10 +16,10 @@ from engine.scripted import Script, ScriptedCore, ScriptStep, in_order, text_scr
 from engine.transport import start_thread_engine
 from service.access import keys as keys_module
 from service.access.keys import KeyFile, hash_key, key_entry
-from service.cache_warm import warm_from_file
 from service.config import Settings
 from service.dashboard.feed import Feed
-from service.responses_store import ResponsesStore
+from service.prewarm import warm_from_file
+from service.responses.store import ResponsesStore
 from service.services import build_services
 from service.telemetry.log_context import TRACE_ID, TraceFilter
 from tests.service.calls import CHAT, body

@@ -12,9 +12,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from engine.scripted import Script
 from engine.types import EngineRequest, unpack_tokens
-from service.admin import Pool
 from service.app import App, create_app
 from service.config import Settings
+from service.endpoints.admin import Pool
 from service.services import Services
 from service.transport.websocket import ResponsesSockets, SocketLimits
 from tests.service.conftest import MODEL, LiveServer, byte_assets, run_server

@@ -21,12 +21,12 @@ from service.dialects.responses_decode import (
     decode_create,
     in_this_dialect,
 )
-from service.dialects.responses_listing import MAX_PAGE, Order, input_items, page
 from service.errors import ApiError, from_failure, invalid
 from service.events import Event, Failed, RequestRecord
 from service.model_card import ModelCard
-from service.responses import Origin, Turn
-from service.responses_store import StoredResponse
+from service.responses.listing import MAX_PAGE, Order, input_items, page
+from service.responses.store import StoredResponse
+from service.responses.turns import Origin, Turn
 from service.services import Services
 from service.transport.http import (
     decode_body,

@@ -8,9 +8,9 @@ import pytest
 from anthropic.types import Message
 
 from engine.scripted import text_script
-from service.cache_diagnosis import Fingerprints, fingerprint
+from service.cache.diagnosis import Fingerprints, fingerprint
 from tests.service.conftest import MODEL, LiveServer, run_server
-from tests.service.messages.calls import HELLO, WEATHER
+from tests.service.endpoints.messages.calls import HELLO, WEATHER
 
 MORE = [HELLO, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}]
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from engine.types import FinishReason
 from service.conversation import Message, ToolCall
+from service.dialects.responses_entries import Cancelled
 from service.events import (
     Completed,
     TextDelta,
@@ -15,8 +16,7 @@ from service.events import (
     ToolCallStarted,
     Usage,
 )
-from service.responses_log import Cancelled
-from service.responses_store import ResponsesStore, StoredResponse
+from service.responses.store import ResponsesStore, StoredResponse
 
 
 @dataclass

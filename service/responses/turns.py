@@ -16,15 +16,15 @@ import msgspec
 
 from engine.text import Vocabulary
 from engine.types import Phase
-from service.cache_diagnosis import Diagnosis, Fingerprint, diagnose, fingerprint
+from service.cache.diagnosis import Diagnosis, Fingerprint, diagnose, fingerprint
 from service.conversation import GenerationOptions, GenerationRequest
 from service.dialects.responses_decode import CreateRequest, ResponseCreate, in_this_dialect
 from service.dialects.responses_encode import ResponseEncoder
+from service.dialects.responses_entries import Cancelled, Entry, Progress
 from service.errors import RETRY_SOON, ApiError, invalid
 from service.events import Admitted, Event, RequestRecord
 from service.generation import Generator
-from service.responses_log import Cancelled, Entry, Progress
-from service.responses_store import ResponsesStore, StoredResponse
+from service.responses.store import ResponsesStore, StoredResponse
 from service.telemetry.log_context import TRACE_ID
 from service.telemetry.sinks import finish_refused
 

@@ -19,10 +19,10 @@ from engine.types import (
     ReleaseLease,
     pack_tokens,
 )
-from service.cache_report import summarise
-from service.cache_warm import PromptBody, Ttl, WarmBody, read_prompt, seconds, warm
+from service.cache.report import summarise
 from service.dialects import wire
 from service.errors import ApiError, from_engine
+from service.prewarm import PromptBody, Ttl, WarmBody, read_prompt, seconds, warm
 from service.services import Services
 from service.transport.http import begin_record, decode_body, read_body, send_json, while_connected
 

@@ -12,7 +12,7 @@ from engine.scripted import Script, ScriptStep, text_script
 from engine.types import TokenLogprobs
 from tests.service.calls import CHAT, body, data_of
 from tests.service.conftest import MODEL, TEMPLATE, byte_assets, run_server
-from tests.service.responses_http.calls import serving
+from tests.service.endpoints.responses.calls import serving
 
 OK = text_script("ok")
 HIT = Script(OK.steps, num_cached_tokens=20)

@@ -9,7 +9,7 @@ from engine.scripted import Script, ScriptStep, text_script
 from engine.types import EngineRequest, FinishReason
 from tests.service import calls as chat
 from tests.service.conftest import CONTEXT, LiveServer, quick, run_server
-from tests.service.messages.calls import (
+from tests.service.endpoints.messages.calls import (
     CALL,
     HELLO,
     MESSAGES,

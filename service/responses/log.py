@@ -5,33 +5,16 @@ are packed as they come, which takes a tenth of the memory and costs the loop th
 """
 
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass
-from typing import Final, TypeAlias, get_args
+from typing import Final, get_args
 
 import anyio
 import anyio.lowlevel
 import msgspec
 
-from service.events import Completed, Event, Failed, Usage
+from service.dialects.responses_entries import Cancelled, Entry
+from service.events import Completed, Failed
 
 CHUNK_ENTRIES: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A sign of life that was told; it has a number of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """Who asked for the response cancelled it, or left: the end of it. `steered`: it goes on in
-    another response, with what its client has added."""
-
-    usage: Usage | None = None
-    steered: bool = False
-
-
-Entry: TypeAlias = Event | Progress | Cancelled
 
 _KINDS: Final[tuple[type[Entry], ...]] = get_args(Entry)
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}

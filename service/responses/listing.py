@@ -4,7 +4,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from service.conversation import Message
 from service.errors import invalid
-from service.responses_store import StoredResponse
+from service.responses.store import StoredResponse
 
 Item: TypeAlias = dict[str, Any]
 Order: TypeAlias = Literal["asc", "desc"]

@@ -7,7 +7,7 @@ import pytest
 
 from engine.scripted import Script, ScriptStep, text_script
 from tests.service.conftest import MODEL, quick
-from tests.service.responses_http.calls import PATH, events_of, serving
+from tests.service.endpoints.responses.calls import PATH, events_of, serving
 from tests.service.websocket import live as sockets
 
 LONG = text_script("x" * 200 + "é😀\u2028", 1)

@@ -28,7 +28,7 @@ from service.events import (
 )
 from service.model_card import ModelCard
 from tests.service.conftest import INFO, MODEL
-from tests.service.messages.calls import events_of, joined
+from tests.service.endpoints.messages.calls import events_of, joined
 
 CARD = ModelCard.of(INFO, ())
 USAGE = Usage(prompt_tokens=10, cached_tokens=6, output_tokens=5)

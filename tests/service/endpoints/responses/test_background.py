@@ -3,9 +3,9 @@
 import threading
 
 from engine.scripted import Script, ScriptStep, text_script
-from service.dialects.responses_listing import MAX_PAGE
+from service.responses.listing import MAX_PAGE
 from tests.service.conftest import quick
-from tests.service.responses_http.calls import PATH, error_of, events_of, serving
+from tests.service.endpoints.responses.calls import PATH, error_of, events_of, serving
 from tests.service.websocket.live import by_word
 
 HANGS = text_script("so far", finish=None)

@@ -10,7 +10,7 @@ from service.dialects import chat_decode, messages_decode
 from service.dialects.messages_decode import MessagesRequest
 from service.model_card import ModelCard
 from tests.service.conftest import INFO, MODEL
-from tests.service.messages.calls import CALL, HELLO, RESULT, WEATHER, body
+from tests.service.endpoints.messages.calls import CALL, HELLO, RESULT, WEATHER, body
 
 CARD = ModelCard.of(INFO, ())
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}

@@ -6,7 +6,7 @@ from openai import AsyncOpenAI
 
 from engine.scripted import text_script
 from tests.service.conftest import MODEL
-from tests.service.responses_http.calls import serving
+from tests.service.endpoints.responses.calls import serving
 from tests.service.websocket.live import by_word, one_after_another
 
 HELLO = text_script("Hello, wörld\u2028😀", 3)

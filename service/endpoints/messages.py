@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from engine.types import unpack_tokens
-from service.cache_diagnosis import Fingerprint, Fingerprints, diagnose, fingerprint
+from service.cache.diagnosis import Fingerprint, Fingerprints, diagnose, fingerprint
 from service.conversation import Conversation
 from service.dialects import messages_decode
 from service.dialects.messages_decode import MessagesRequest

@@ -7,8 +7,8 @@ import pytest
 
 from engine.scripted import Script, ScriptStep, text_script
 from tests.service.conftest import MODEL
+from tests.service.endpoints.responses.calls import PATH, error_of, events_of, serving
 from tests.service.raw import connected, read_until
-from tests.service.responses_http.calls import PATH, error_of, events_of, serving
 from tests.service.websocket.live import by_word
 
 OK = text_script("ok")

@@ -11,11 +11,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
 
-from engine.types import FinishReason, pack_tokens, unpack_tokens
+from engine.types import pack_tokens, unpack_tokens
 from service.answer import Answer
 from service.conversation import Message
+from service.dialects.responses_entries import Cancelled, Entry, ResponseStatus, final_status
 from service.events import (
     Admitted,
     Completed,
@@ -25,9 +25,7 @@ from service.events import (
     ToolCallDone,
     ToolCallStarted,
 )
-from service.responses_log import Cancelled, Entry, EventLog
-
-ResponseStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+from service.responses.log import EventLog
 
 RECORD_BYTES = 1024
 MESSAGE_BYTES = 256
@@ -298,14 +296,6 @@ class ResponsesStore:
                 return
             self._num_bytes -= node.num_bytes
             node = node.previous
-
-
-def final_status(event: Completed | Failed, *, generates: bool) -> ResponseStatus:
-    """How a response ended; a warm-up that computed its prompt is complete."""
-    if isinstance(event, Failed):
-        return "failed"
-    cut = generates and event.finish_reason is FinishReason.LENGTH
-    return "incomplete" if cut else "completed"
 
 
 def _message_bytes(message: Message) -> int:

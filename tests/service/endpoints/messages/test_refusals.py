@@ -10,7 +10,7 @@ import pytest
 from engine.scripted import Script, text_script
 from service.config import Settings
 from tests.service.conftest import CONTEXT, MODEL, LiveServer, quick, run_server
-from tests.service.messages.calls import (
+from tests.service.endpoints.messages.calls import (
     CALL,
     COUNT,
     HELLO,
