@@ -1,13 +1,15 @@
 """`python -m engine --fd N`: the engine process, started by `engine.transport`, never by hand.
 
-It reads its EngineConfig from the inherited socket N, answers with what it is or why it cannot
-start, and runs the step loop. It ends when the edge says so, on SIGTERM when its requests have
+It reads its EngineConfig from the inherited socket N and does ahead what needs little memory. Told
+to begin, it loads the model, answers with what it is or why it cannot start, and runs the step
+loop. It ends when the edge says so, on SIGTERM when its requests have
 ended, and at once when the edge is gone, even while it is stopped. Exit code 0 is a wanted end.
 """
 
 import argparse
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import select
@@ -15,15 +17,22 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import msgspec
 
 from engine.core import Core
 from engine.loop import StepLoop, serve
 from engine.transport.logs import start_logging
 from engine.types import EngineConfig
-from engine.wire.frames import FrameReader
-from engine.wire.messages import decode_config
+from engine.wire.frames import FrameReader, FrameSender
+from engine.wire.messages import WIRE, StartFailed, decode_config, decode_hello, encode
 
+_OTHER_CODE = (
+    "its code is of another version than the server's, which has changed on disk since: "
+    "start the server again"
+)
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger(__name__)
@@ -35,39 +44,75 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="engine", description="An engine process of Headwater.")
     parser.add_argument("--fd", type=int, required=True, help="an inherited stream socket")
     start_logging("engine", "info")
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text("headwater-engin")  # 15 characters is the most
+    _name_process("headwater-spare")
+    gc.disable()  # what is loaded stays
     sock = socket.socket(fileno=parser.parse_args().fd)
     _end_with_edge(sock)
-    config = _read_config(sock)
+    said = _payloads(sock)
+    config = _read_config(sock, said)
     if config is None:
         return 1
     start_logging("engine", config.log_level)
+    build = _prepare(config)
+    _give_back_freed_memory()
+    if next(said, None) is None:
+        return 1
+    _name_process("headwater-engin")  # 15 characters is the most
     try:
-        return 0 if serve(sock, lambda: _build(config), _drain_on_sigterm) else 1
+        return 0 if serve(sock, lambda: _settle(build()), _drain_on_sigterm) else 1
     except Exception:
         _log.exception("the engine failed")
         return 1
 
 
-def _build(config: EngineConfig) -> Core:
+def _prepare(config: EngineConfig) -> Callable[[], Core]:
     if config.backend == "scripted":
         from engine.scripted import build_scripted_core
 
-        return build_scripted_core(config)
-    from engine.runtime import build_core
+        return lambda: build_scripted_core(config)
+    from engine.runtime import prepare_core
 
-    return build_core(config)
+    return prepare_core(config)
 
 
-def _read_config(sock: socket.socket) -> EngineConfig | None:
-    """The edge's first message, which waits for our answer before it says more; None if it is
-    gone."""
+def _give_back_freed_memory() -> None:
+    """A spare is to be small."""
+    with contextlib.suppress(AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _settle(core: Core) -> Core:
+    """What stands now need not be scanned for garbage in the middle of somebody's answer."""
+    gc.freeze()
+    gc.enable()
+    return core
+
+
+def _payloads(sock: socket.socket) -> Iterator[bytes]:
+    """What the edge says before it waits for our answer."""
     reader = FrameReader()
     while data := sock.recv(65536):
-        for payload in reader.feed(data):
-            return decode_config(payload)
-    return None
+        yield from reader.feed(data)
+
+
+def _read_config(sock: socket.socket, said: Iterator[bytes]) -> EngineConfig | None:
+    """What we shall be; None if the edge is gone, or speaks otherwise, which it is told."""
+    payload = next(said, None)
+    if payload is None:
+        return None
+    try:
+        hello = decode_hello(payload)
+    except msgspec.MsgspecError:
+        hello = None
+    if hello is None or hello.wire != WIRE:
+        FrameSender(sock).push(encode(StartFailed(_OTHER_CODE)))
+        return None
+    return decode_config(hello.config)
+
+
+def _name_process(name: str) -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def _drain_on_sigterm(loop: StepLoop) -> None:

@@ -1,5 +1,6 @@
 """Assembly: an `EngineConfig` becomes a core that is ready to step."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from engine.scheduling.itl_controller import ItlController
 from engine.scheduling.output import OutputRules
 from engine.scheduling.scheduler import Scheduler
 from engine.step_meter import StepMeter
-from engine.text import load_text
+from engine.text import TextAssets, load_text
 from engine.types import EngineConfig, EngineInfo
 from kernels.contract import BackendUnavailable, KVDType, KVLayout
 from kernels.cpu.build import default_cache_dir
@@ -38,7 +39,16 @@ _log = logging.getLogger(__name__)
 _KV_DTYPES: Final = MappingProxyType({"f16": KVDType.F16, "int8": KVDType.I8})
 
 
-def build_core(config: EngineConfig) -> Core:
+def prepare_core(config: EngineConfig) -> Callable[[], Core]:
+    """`build_core` for a call that comes later, with what can be had ahead for little memory: the
+    modules, and the text side. Raises nothing: what is wrong with the files is for the call."""
+    text: TextAssets | None = None
+    with contextlib.suppress(Exception):
+        text = load_text(Path(config.model))
+    return lambda: build_core(config, text)
+
+
+def build_core(config: EngineConfig, text: TextAssets | None = None) -> Core:
     """Load the model and its text, pick the backend, size and allocate the pages.
 
     Raises EngineError for numbers that do not fit together, CheckpointError and TextError for
@@ -47,7 +57,7 @@ def build_core(config: EngineConfig) -> Core:
     _check_config(config)
     path = Path(config.model)
     model = load_model(path)
-    text = load_text(path)
+    text = text or load_text(path)
     threads = config.threads or _num_cpus()
     try:
         selection = select_backend(config.backend, threads=threads, exact=config.exact)
@@ -65,7 +75,9 @@ def build_core(config: EngineConfig) -> Core:
     grammars = GrammarCompiler(text.vocabulary, text.encoder, text.eos_token_ids)
     config = msgspec.structs.replace(config, threads=threads)
     try:
-        peaks = machine_peaks(selection.backend, default_cache_dir())
+        peaks: Peaks | None = Peaks(config.peak_bytes_per_s, config.peak_flops_per_s)
+        if not config.peak_bytes_per_s:
+            peaks = machine_peaks(selection.backend, default_cache_dir())
         core = assemble_core(config, model, rules, selection, grammars, peaks)
         core.warm_up()
         return core

@@ -271,7 +271,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     keys and values: f16, int8, or auto, the backend's own way. `cache_dir` keeps what is cached
     from one engine to the next; "" for nothing. What is evicted is kept on disk, up to
     `cache_disk_bytes`. The cache is audited `idle_audit_s` after the last request ended; 0 for
-    never.
+    never. The peaks are this machine's, as in EngineInfo, where they are known already.
     """
 
     model: str
@@ -293,6 +293,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_disk_bytes: int = 0
     idle_audit_s: float = 1.0
     log_level: str = "info"
+    peak_bytes_per_s: float = 0.0
+    peak_flops_per_s: float = 0.0
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

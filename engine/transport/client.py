@@ -136,15 +136,23 @@ class EngineClient:
         self._heard_ns = time.monotonic_ns()
         self._thread = threading.Thread(target=self._read, name="engine-reader", daemon=True)
 
-    async def start(self, first_payload: bytes | None = None) -> None:
-        """Wait until the engine stands. Raises EngineError with the engine's sentence if it does
-        not; cancelled or failed, it leaves nothing running."""
+    async def start(self, first_payload: bytes | None = None, limit_s: float | None = None) -> None:
+        """Wait until the engine stands, at most so long. Raises EngineError with a sentence, the
+        engine's own if it has one, if it does not; cancelled or failed, it leaves nothing
+        running."""
         self._thread.start()
         if first_payload is not None:
             self._push(first_payload)
         try:
+            await asyncio.wait([self._started], timeout=limit_s)
+            if not self._started.done():
+                self.kill(
+                    f"the engine still loaded the model after {limit_s:g} s (--step-limit) and was "
+                    "killed"
+                )
             await self._started
         except asyncio.CancelledError:
+            self._started.cancel()
             self._peer.kill()
             await self.close()
             raise

@@ -5,12 +5,19 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Final
+
+import msgspec
 
 from engine.api import EngineError
 from engine.overload import QueueBounds
 from engine.transport.client import EngineClient, LastWords
 from engine.types import EngineConfig
-from engine.wire.messages import encode
+from engine.wire.frames import FrameSender
+from engine.wire.messages import BEGIN, WIRE, Hello, encode
+
+LOAD_LIMIT_S: Final = 120.0
+"""How long an engine may load its model before it counts as hung."""
 
 
 class ProcessPeer:
@@ -38,29 +45,57 @@ class ProcessPeer:
         return f"the engine process ended with exit code {code}"
 
 
-async def start_process_engine(
-    config: EngineConfig, *, module: str = "engine", last_words: LastWords = str
-) -> EngineClient:
-    """Start `python -m engine` for `config` and wait until it is ready.
+class SpareProcess:
+    """`python -m engine` with its modules and the model's text in memory, which waits to become
+    an engine. It ends when this process does, however that ends.
 
-    The process ends when this one does, however it ends. `module` is another one that ends up in
-    `engine.__main__`. Raises EngineError, with a sentence for the user, if the engine cannot start;
-    cancelled or failed, nothing stays running.
+    `module` is another one that ends up in `engine.__main__`. Raises EngineError if the process
+    cannot be started.
     """
-    max_open = config.max_running + config.max_waiting
-    if max_open < 1:
-        raise EngineError("max_running and max_waiting leave no room for a request")
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            process = _spawn(theirs.fileno(), module)
-        except OSError as error:
-            ours.close()
-            raise EngineError(f"the engine process cannot be started: {error}") from error
-    bounds = QueueBounds(max_open, config.max_waiting_tokens, config.ttft_target_ms)
-    client = EngineClient(ours, ProcessPeer(process), bounds, last_words)
-    await client.start(encode(config))
-    return client
+
+    def __init__(self, config: EngineConfig, module: str = "engine") -> None:
+        max_open = config.max_running + config.max_waiting
+        if max_open < 1:
+            raise EngineError("max_running and max_waiting leave no room for a request")
+        self._bounds = QueueBounds(max_open, config.max_waiting_tokens, config.ttft_target_ms)
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = _spawn(theirs.fileno(), module)
+            except OSError as error:
+                self._socket.close()
+                raise EngineError(f"the engine process cannot be started: {error}") from error
+        FrameSender(self._socket).push(encode(Hello(WIRE, msgspec.Raw(encode(config)))))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still begin."""
+        return self._process.poll() is None
+
+    async def begin(self, last_words: LastWords, limit_s: float) -> EngineClient:
+        """Let it load the model and wait until it is ready, at most so long. To be called once.
+        Raises EngineError, with a sentence for the user, if it does not come to that; cancelled or
+        failed, nothing stays running."""
+        client = EngineClient(self._socket, ProcessPeer(self._process), self._bounds, last_words)
+        await client.start(BEGIN, limit_s)
+        return client
+
+    def end(self) -> None:
+        """End one that never began."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+async def start_process_engine(
+    config: EngineConfig,
+    *,
+    module: str = "engine",
+    last_words: LastWords = str,
+    limit_s: float = LOAD_LIMIT_S,
+) -> EngineClient:
+    """Start an engine process for `config` and wait until it is ready. See `SpareProcess`."""
+    return await SpareProcess(config, module).begin(last_words, limit_s)
 
 
 def _spawn(fd: int, module: str) -> "subprocess.Popen[bytes]":

@@ -4,16 +4,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import msgspec
 
 from engine.api import EngineError, EngineHealth
 from engine.stats import EngineStats, PoolStats
-from engine.transport.client import EngineClient, LastWords
-from engine.transport.process import start_process_engine
+from engine.transport.client import EngineClient
+from engine.transport.process import LOAD_LIMIT_S, SpareProcess
 from engine.transport.stream import EventStream
 from engine.types import (
     CacheEventInfo,
@@ -38,20 +37,18 @@ _LONGEST_PAUSE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
-Starter: TypeAlias = Callable[[EngineInfo | None, LastWords], Awaitable[EngineClient]]
-"""Starts an engine: the first (None), or one more like the one that the info is of. Raises
-EngineError."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervision:
     """When an engine counts as hung, and how often one is started again.
 
-    `step_limit_s` is the longest silence: above the longest honest step. The engine that dies
+    `step_limit_s` is the longest silence: above the longest honest step. Loading the model may
+    take the longer of it and `load_limit_s`. The engine that dies
     once more than `max_restarts` times within `window_s` stays dead.
     """
 
     step_limit_s: float = 120.0
+    load_limit_s: float = LOAD_LIMIT_S
     max_restarts: int = 5
     window_s: float = 60.0
 
@@ -60,12 +57,15 @@ class EngineSupervisor:
     """Implements `Engine` over one engine after another. `open` has to succeed first.
 
     An engine's death ends its requests, which are told, and nothing else: the next one has the
-    same memory and starts with an empty cache.
+    same memory and starts with an empty cache. It is waiting already, as a spare process.
     """
 
-    def __init__(self, start: Starter, rules: Supervision) -> None:
-        self._start = start
+    def __init__(self, config: EngineConfig, rules: Supervision, module: str = "engine") -> None:
+        """`module` is as for `SpareProcess`."""
+        self._config = config
+        self._module = module
         self._rules = rules
+        self._spare: SpareProcess | None = None
         self._client: EngineClient
         self._info: EngineInfo
         self._task: asyncio.Task[None]
@@ -78,8 +78,9 @@ class EngineSupervisor:
 
     async def open(self) -> None:
         """Start the first engine and watch it. Raises EngineError with nothing left running."""
-        self._client = await self._start(None, self._last_words)
+        self._client = await self._start()
         self._info = self._client.info
+        self._config = _same_again(self._config, self._info)
         self._ready_s = time.monotonic()
         self._task = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
@@ -156,9 +157,32 @@ class EngineSupervisor:
         self._closing = True
         self._task.cancel()
         await asyncio.wait([self._task])
+        if self._spare is not None:
+            self._spare.end()
+            self._spare = None
+
+    async def _start(self) -> EngineClient:
+        """An engine that is ready, of the spare process if that is still good. Raises
+        EngineError."""
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.alive:
+            spare.end()
+            spare = None
+        spare = spare or SpareProcess(self._config, self._module)
+        return await spare.begin(
+            self._last_words, max(self._rules.step_limit_s, self._rules.load_limit_s)
+        )
+
+    def _keep_spare(self) -> None:
+        """Without one the next engine only comes later."""
+        try:
+            self._spare = SpareProcess(self._config, self._module)
+        except EngineError as error:
+            _log.warning("no spare engine: %s", error)
 
     async def _supervise(self) -> None:
         try:
+            self._keep_spare()
             while not self._given_up.done():
                 await self._watch(self._client)
                 await self._start_again()
@@ -193,7 +217,7 @@ class EngineSupervisor:
             await asyncio.sleep(self._pause_s())
             self._num_quick_deaths += 1
             try:
-                client = await self._start(self._info, self._last_words)
+                client = await self._start()
             except EngineError as error:
                 _log.error("%s", self._last_words(f"the engine cannot be started: {error}"))
                 continue
@@ -205,6 +229,7 @@ class EngineSupervisor:
             self._num_restarts += 1
             self._ready_s = time.monotonic()
             _log.warning("the engine runs again, %.1f s after its end", self._ready_s - died_s)
+            self._keep_spare()
             return
 
     def _pause_s(self) -> float:
@@ -230,23 +255,21 @@ class EngineSupervisor:
         return reason
 
 
+def _same_again(config: EngineConfig, info: EngineInfo) -> EngineConfig:
+    """What the first engine chose from the machine's state and measured is given to the next."""
+    return msgspec.structs.replace(
+        config,
+        kv_memory_bytes=info.num_pages * info.page_bytes,
+        threads=info.threads,
+        peak_bytes_per_s=info.peak_bytes_per_s,
+        peak_flops_per_s=info.peak_flops_per_s,
+    )
+
+
 async def start_supervised_engine(
     config: EngineConfig, rules: Supervision, *, module: str = "engine"
 ) -> EngineSupervisor:
-    """A supervised engine process for `config`; see `start_process_engine`.
-
-    What the first one chose from the machine's state is given to those after it.
-    """
-
-    async def start(info: EngineInfo | None, last_words: LastWords) -> EngineClient:
-        chosen = config
-        if info is not None:
-            kv_memory_bytes = info.num_pages * info.page_bytes
-            chosen = msgspec.structs.replace(
-                config, kv_memory_bytes=kv_memory_bytes, threads=info.threads
-            )
-        return await start_process_engine(chosen, module=module, last_words=last_words)
-
-    supervisor = EngineSupervisor(start, rules)
+    """A supervised engine process for `config`. Raises EngineError, with nothing left running."""
+    supervisor = EngineSupervisor(config, rules, module)
     await supervisor.open()
     return supervisor

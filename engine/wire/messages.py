@@ -1,8 +1,10 @@
 """What crosses the border: commands one way, one message per step the other way (msgpack)."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+import msgspec.inspect
+import xxhash
 from msgspec import Meta
 
 from engine.stats import EngineLoad, EngineStats, PoolStats
@@ -17,6 +19,20 @@ from engine.types import (
     LeaseInfo,
 )
 from engine.views import EngineView, NodeView
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """First message to an engine process: who speaks, and what it shall be. BEGIN is the second.
+
+    `wire` comes first and is never anything else, so that every version can read it."""
+
+    wire: str
+    config: msgspec.Raw
+
+
+BEGIN: Final = b""
+"""The second message to an engine process: it takes its weights and its pages. Until then it is a
+spare, and the answer to BEGIN, Ready or StartFailed, is the first thing it says."""
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
@@ -187,7 +203,14 @@ Ask: TypeAlias = AskStats | AskFlush | AskAudit | AskCache | AskView | AskNode
 Command: TypeAlias = Add | Abort | Grant | Ask | WatchCache | Drain | Close
 FromEngine: TypeAlias = Ready | StartFailed | StepMessage
 
+WIRE: Final = xxhash.xxh3_64_hexdigest(
+    repr(msgspec.inspect.multi_type_info([EngineConfig, Command, FromEngine])).encode()
+)
+"""Names the messages of this code, down to each field's type: two processes that do not agree
+would misread each other."""
+
 encode = msgspec.msgpack.Encoder().encode
+decode_hello = msgspec.msgpack.Decoder(Hello).decode
 decode_config = msgspec.msgpack.Decoder(EngineConfig).decode
 decode_command = msgspec.msgpack.Decoder[Command](Command).decode
 decode_from_engine = msgspec.msgpack.Decoder[FromEngine](FromEngine).decode

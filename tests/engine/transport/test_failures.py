@@ -17,6 +17,8 @@ from engine.scripted import Script, ScriptedCore, ScriptFile, ScriptStep
 from engine.stats import PoolStats
 from engine.transport import EngineClient, process, start_process_engine, start_thread_engine
 from engine.types import EngineConfig, FinishReason, Started, TokenDelta
+from engine.wire.frames import FrameReader, FrameSender
+from engine.wire.messages import WIRE, StartFailed, decode_from_engine, encode
 from tests.engine.transport.playing import Start, finished, read, request, spawn, tokens_of
 
 pytestmark = pytest.mark.anyio
@@ -192,6 +194,48 @@ async def test_an_engine_that_dies_before_it_is_ready(
     monkeypatch.setattr(process, "_spawn", lambda fd, module: spawn("raise SystemExit(3)"))
     with pytest.raises(EngineError, match="exit code 3 before it was ready"):
         await start_process_engine(EngineConfig(model="", backend="scripted"))
+
+
+OTHER_CODE = """
+import sys
+import engine.wire.messages as messages
+messages.WIRE = "of another day"
+from engine.__main__ import main
+sys.argv = ["engine", "--fd", sys.argv[1]]
+raise SystemExit(main())
+"""
+
+
+@only_process
+async def test_an_engine_of_other_code_says_so(
+    border: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_spawn", lambda fd, module: spawn(OTHER_CODE, str(fd), fds=(fd,)))
+    with pytest.raises(EngineError, match="another version than the server's"):
+        await start_process_engine(EngineConfig(model="", backend="scripted"))
+
+
+@only_process
+async def test_a_greeting_from_other_code_is_answered(border: str) -> None:
+    """Whatever it looks like."""
+    for greeting in (b"", b"\xff", encode(["", "?"]), encode({"model": "m"}), encode([1, 2, 3])):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            engine = process._spawn(theirs.fileno(), "engine")
+            theirs.close()
+            FrameSender(ours).push(greeting)
+            payloads = FrameReader().feed(ours.recv(1 << 16))
+            answer = decode_from_engine(next(iter(payloads)))
+            assert isinstance(answer, StartFailed)
+            assert "another version" in answer.message
+            assert engine.wait(20) == 1
+
+
+def test_the_wire_has_one_name_in_every_process() -> None:
+    code = "from engine.wire.messages import WIRE; print(WIRE)"
+    with spawn(code, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.read().decode().strip() == WIRE
 
 
 @only_process
