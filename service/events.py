@@ -16,7 +16,14 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from engine.types import SHARED_TENANT, CacheReport, FinishReason, Phase, TokenLogprobs
+from engine.types import (
+    SHARED_TENANT,
+    CacheReport,
+    FinishReason,
+    KeepPrefix,
+    Phase,
+    TokenLogprobs,
+)
 from service.cache.diagnosis import Diagnosis
 from service.cache.report import CacheSummary
 from service.conversation import Conversation
@@ -46,14 +53,14 @@ class TokenText:
 class Admitted:
     """The prompt is rendered, tokenised and accepted by the engine; nothing is generated yet.
 
-    `token_ids` are the prompt's, as `engine.types.pack_tokens` makes them; the first `num_kept`
-    are the longest prefix that the client asks to keep. `diagnosis` compares the prompt with an
+    `token_ids` are the prompt's, as `engine.types.pack_tokens` makes them; `kept` are
+    the prefixes that the client asks to keep. `diagnosis` compares the prompt with an
     earlier one, where the client names one.
     """
 
     prompt_tokens: int
     token_ids: bytes = field(default=b"", repr=False, compare=False)
-    num_kept: int = 0
+    kept: tuple[KeepPrefix, ...] = ()
     diagnosis: Diagnosis | None = None
 
 

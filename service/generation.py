@@ -190,7 +190,7 @@ class Generator:
     async def _read(self, reading: "_Reading") -> AsyncGenerator[Event, None]:
         """Admitted and all that follows; the stream is closed and its end recorded in any case."""
         try:
-            yield Admitted(reading.num_prompt_tokens, reading.prompt, reading.num_kept)
+            yield Admitted(reading.num_prompt_tokens, reading.prompt, reading.kept)
             async for event in reading.stream:
                 if isinstance(event, Started) and reading.wants_summary:
                     await self._summarise(reading, event)
@@ -328,7 +328,7 @@ class _Reading:
         self.request = asked
         self.wants_summary = asked.options.cache_report
         self.summary: CacheSummary | None = None
-        self.num_kept = max((each.num_tokens for each in request.keep), default=0)
+        self.kept = request.keep
         self.stream = stream
         self.request_id = request.id
         self.prompt = request.token_ids

@@ -4,17 +4,18 @@ Content blocks follow one another in the order in which the model wrote them; a 
 an event of another kind comes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
-from engine.types import FinishReason
+from engine.types import FinishReason, KeepPrefix
 from service.cache.diagnosis import Diagnosis, Part
 from service.dialects import wire
 from service.dialects.messages_decode import MessagesRequest
 from service.dialects.messages_errors import encode_error
+from service.dialects.messages_items import TTL_S
 from service.errors import from_failure
 from service.events import (
     Admitted,
@@ -38,6 +39,7 @@ _DELTAS: Final = {
     "tool_use": ("input_json_delta", "partial_json"),
 }
 
+_TIER: Final = {"service_tier": "standard"}
 _to_json = msgspec.json.encode
 
 
@@ -49,12 +51,16 @@ class MessageStream:
     """
 
     def __init__(
-        self, request: MessagesRequest, card: ModelCard, num_kept: int, request_id: str
+        self,
+        request: MessagesRequest,
+        card: ModelCard,
+        kept: tuple[KeepPrefix, ...],
+        request_id: str,
     ) -> None:
-        """`num_kept`: tokens of the prompt before its last cache breakpoint."""
+        """`kept`: the beginnings of the prompt up to its cache breakpoints."""
         self._request = request
         self._card = card
-        self._num_kept = num_kept
+        self._kept = kept
         self._request_id = request_id
         self._num_blocks = 0
         self._kind: str | None = None
@@ -88,7 +94,7 @@ class MessageStream:
         return _PING
 
     def _begin(self, event: Admitted) -> bytes:
-        usage = _usage(Usage(event.prompt_tokens, 0, 1), self._num_kept)
+        usage = _usage(Usage(event.prompt_tokens, 0, 1), self._kept) | _TIER
         message = _message(self._request, self._card, [], None, None, usage, event.diagnosis)
         return _frame("message_start", {"message": message})
 
@@ -126,7 +132,7 @@ class MessageStream:
 
     def _end(self, end: Completed) -> bytes:
         delta = {"stop_reason": _stop_reason(self._request, end), "stop_sequence": end.stop}
-        usage = _usage(end.usage, self._num_kept)
+        usage = _usage(end.usage, self._kept) | _details(end.usage, self._kept)
         return _frame("message_delta", {"delta": delta, "usage": usage}) + _frame(
             "message_stop", {}
         )
@@ -167,7 +173,8 @@ class WholeMessage:
         content = [self._content(block) for block in self._blocks]
         reason = _stop_reason(self._request, end)
         admitted = self._admitted
-        usage = _usage(end.usage, admitted.num_kept)
+        kept = admitted.kept
+        usage = _usage(end.usage, kept) | _details(end.usage, kept) | _TIER
         return _to_json(
             _message(
                 self._request, self._card, content, reason, end.stop, usage, admitted.diagnosis
@@ -248,10 +255,10 @@ def _stop_reason(request: MessagesRequest, end: Completed) -> str:
     return "end_turn" if end.stop is None else "stop_sequence"
 
 
-def _usage(usage: Usage, num_kept: int) -> dict[str, Any]:
+def _usage(usage: Usage, kept: Sequence[KeepPrefix]) -> dict[str, Any]:
     """The prompt's tokens in three parts: read from the cache; written to it before the last
     breakpoint; the rest. Their sum is the prompt."""
-    written = max(0, min(num_kept, usage.prompt_tokens) - usage.cached_tokens)
+    written = _num_written(usage, kept)
     fields: dict[str, Any] = {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens - written,
         "cache_creation_input_tokens": written,
@@ -259,6 +266,24 @@ def _usage(usage: Usage, num_kept: int) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
     }
     return fields if usage.cache is None else {**fields, "cache": usage.cache}
+
+
+def _details(usage: Usage, kept: Sequence[KeepPrefix]) -> dict[str, Any]:
+    """What is known at the end only: clients do not correct these of the first frame."""
+    for_1h = _num_written(usage, [each for each in kept if each.ttl_s >= TTL_S["1h"]])
+    return {
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": _num_written(usage, kept) - for_1h,
+            "ephemeral_1h_input_tokens": for_1h,
+        },
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+    }
+
+
+def _num_written(usage: Usage, kept: Sequence[KeepPrefix]) -> int:
+    """Tokens up to the last of these breakpoints that the cache had not."""
+    num_kept = max((each.num_tokens for each in kept), default=0)
+    return max(0, min(num_kept, usage.prompt_tokens) - usage.cached_tokens)
 
 
 def _signature(request: MessagesRequest) -> str:

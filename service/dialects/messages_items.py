@@ -20,7 +20,7 @@ from service.errors import invalid
 
 BILLING_HEADER: Final = "x-anthropic-billing-header"
 MAX_BREAKPOINTS: Final = 4
-_TTL_S: Final = {"5m": 300, "1h": 3600}
+TTL_S: Final = {"5m": 300, "1h": 3600}
 
 
 class CacheControl(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class Turns:
         path = f"{path}.cache_control" if path else "cache_control"
         if len(self.breakpoints) == MAX_BREAKPOINTS:
             raise invalid(path, f"Invalid '{path}': at most {MAX_BREAKPOINTS} can be set.")
-        ttl_s = _TTL_S[cached.ttl or "5m"]
+        ttl_s = TTL_S[cached.ttl or "5m"]
         if self.breakpoints and ttl_s > self.breakpoints[-1].ttl_s:
             raise invalid(
                 path, f"Invalid '{path}.ttl': a longer one must come before shorter ones."

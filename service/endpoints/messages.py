@@ -63,8 +63,8 @@ class Messages:
                 assert isinstance(first, Admitted)  # the path's contract
                 first = self._diagnosed(first, request, record.tenant)
                 if request.stream:
-                    num_kept, request_id = first.num_kept, record.request_id
-                    encoder = MessageStream(request, services.card, num_kept, request_id)
+                    kept, request_id = first.kept, record.request_id
+                    encoder = MessageStream(request, services.card, kept, request_id)
                     await send_events(scope, send, first, events, encoder, record, limits)
                 else:
                     whole = WholeMessage(request, services.card, first)

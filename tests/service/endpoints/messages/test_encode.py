@@ -9,7 +9,7 @@ import anthropic
 import httpx2
 import pytest
 
-from engine.types import FinishReason
+from engine.types import FinishReason, KeepPrefix
 from service.conversation import Conversation, GenerationOptions, GenerationRequest
 from service.dialects.messages_decode import Diagnostics, MessagesRequest
 from service.dialects.messages_encode import MessageStream, WholeMessage
@@ -43,15 +43,15 @@ def request(asked: Diagnostics | None = None, max_tokens: int = 5) -> MessagesRe
     return MessagesRequest(generation, max_tokens, True, asked)
 
 
-def streamed(*events: Event, num_kept: int = 0, **fields: Any) -> str:
-    encoder = MessageStream(request(**fields), CARD, num_kept, "req_1")
+def streamed(*events: Event, kept: tuple[KeepPrefix, ...] = (), **fields: Any) -> str:
+    encoder = MessageStream(request(**fields), CARD, kept, "req_1")
     return b"".join(encoder.encode(e) for e in (Admitted(10), PromptScored(()), *events)).decode()
 
 
-def whole(*events: Event, num_kept: int = 0, **fields: Any) -> dict[str, Any]:
+def whole(*events: Event, kept: tuple[KeepPrefix, ...] = (), **fields: Any) -> dict[str, Any]:
     *pieces, end = events
     assert isinstance(end, Completed)
-    message = WholeMessage(request(**fields), CARD, Admitted(10, num_kept=num_kept))
+    message = WholeMessage(request(**fields), CARD, Admitted(10, kept=kept))
     for event in pieces:
         message.add(event)
     answer: dict[str, Any] = json.loads(message.encode(end))
@@ -138,17 +138,39 @@ def test_stop_reasons(end: Completed, max_tokens: int, reason: str, stop: str | 
     ("num_kept", "written", "rest"), [(0, 0, 4), (5, 0, 4), (6, 0, 4), (8, 2, 2), (10, 4, 0)]
 )
 def test_the_prompt_is_split_in_three(num_kept: int, written: int, rest: int) -> None:
+    kept = (KeepPrefix(min(num_kept, 3), 3600.0), KeepPrefix(num_kept, 300.0))
     expected = {
         "input_tokens": rest,
         "cache_creation_input_tokens": written,
         "cache_read_input_tokens": 6,
+        "cache_creation": {"ephemeral_5m_input_tokens": written, "ephemeral_1h_input_tokens": 0},
         "output_tokens": 5,
+        "output_tokens_details": {"thinking_tokens": 0},
     }
-    events = events_of(streamed(STOPPED, num_kept=num_kept))
-    assert events[-2]["usage"] == whole(STOPPED, num_kept=num_kept)["usage"] == expected
+    events = events_of(streamed(STOPPED, kept=kept))
+    assert events[-2]["usage"] == expected
+    assert whole(STOPPED, kept=kept)["usage"] == expected | {"service_tier": "standard"}
     first = events[0]["message"]["usage"]
-    assert first["output_tokens"] == 1
-    assert sum(first.values()) - 1 == 10
+    assert (first["output_tokens"], first["service_tier"]) == (1, "standard")
+    assert sum(first[name] for name in first if name.endswith("input_tokens")) == 10
+    assert joined(events)["usage"] == whole(STOPPED, kept=kept)["usage"]
+
+
+def test_what_is_written_is_told_by_its_time_to_live() -> None:
+    kept = (KeepPrefix(8, 3600.0), KeepPrefix(9, 300.0))
+    usage = whole(STOPPED, kept=kept)["usage"]
+    assert usage["cache_creation_input_tokens"] == 3
+    assert usage["cache_creation"] == {
+        "ephemeral_5m_input_tokens": 1,
+        "ephemeral_1h_input_tokens": 2,
+    }
+
+
+def test_thoughts_are_counted_apart() -> None:
+    end = Completed(FinishReason.STOP, Usage(10, 6, 5, reasoning_tokens=3))
+    for message in (joined(events_of(streamed(TextDelta("x"), end))), whole(end)):
+        assert message["usage"]["output_tokens"] == 5
+        assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 3}
 
 
 def test_an_answer_of_nothing_has_no_blocks() -> None:
@@ -203,6 +225,7 @@ def test_the_sdk_reads_both_forms_alike() -> None:
     ):
         kinds = [event.type for event in events]
         final = events.get_final_message()
+    once.usage.cache_creation = None  # the SDK does not take it from a stream's last frame
     assert final.model_dump(exclude_none=True) == once.model_dump(exclude_none=True)
     assert [block.type for block in final.content] == [
         "thinking",
