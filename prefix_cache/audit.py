@@ -44,7 +44,8 @@ def find_differences(
     nodes = [node for root in forest.roots.values() for node in _walk(root)]
     found = [line for node in nodes for line in _check_node(node, pool, forest, evictor)]
     found += [line for table in tables for line in _check_table(table, forest)]
-    found += _check_pool(pool, nodes, tables, leases)
+    found += _check_holds(nodes, tables, forest)
+    found += _check_pool(pool, nodes, tables, leases, forest.page_size)
     found += [line for lease in leases for line in _check_path(lease.pages.tolist(), forest)]
     found += [
         f"namespace {name} has an empty tree"
@@ -138,12 +139,38 @@ def _check_path(pages: list[int], forest: RadixForest) -> Iterator[str]:
         yield f"holder of pages {pages[:4]}..: these {len(pages)} are not those of the tree"
 
 
+def _check_holds(
+    nodes: list[Node], tables: Collection[LiveTable], forest: RadixForest
+) -> Iterator[str]:
+    """Where tables' full pages end, and what follows from that for the nodes above."""
+    ends: dict[int, Counter[int]] = {}
+    for table in tables:
+        full = table.num_tokens // forest.page_size
+        node = forest.node_of(table.pages[full - 1]) if full else None
+        if node is not None:
+            ends.setdefault(id(node), Counter())[full - node.first_page] += 1
+    for node in nodes:
+        held_children = sum(child.num_held > 0 for child in node.children)
+        last = max(ends.get(id(node), {}), default=0)
+        held = node.num_pages if held_children else last
+        recounted = (dict(ends.get(id(node), {})), held_children, held)
+        recorded = (node.ends, node.num_held_children, node.num_held)
+        if recounted != recorded:
+            yield f"{_label(node)}: held as {recounted}, recorded {recorded}"
+
+
 def _check_pool(
-    pool: PagePool, nodes: list[Node], tables: Collection[LiveTable], leases: LeaseBook
+    pool: PagePool,
+    nodes: list[Node],
+    tables: Collection[LiveTable],
+    leases: LeaseBook,
+    page_size: int,
 ) -> Iterator[str]:
     total = len(pool.refs)
     copied = [table.copy_source for table in tables if table.copy_source is not None]
-    refs = _tally([*(table.pages for table in tables), copied], total)
+    own = [table.pages[table.num_tokens // page_size :] for table in tables]
+    refs = _tally([*own, copied], total)
+    held = _tally([table.pages for table in tables], total) + refs
     listed = _tally([node.pages for node in nodes], total)
     free = _tally([pool.free_ids], total)
     owned = _tally([_owned_pages(table) for table in tables], total)
@@ -156,14 +183,14 @@ def _check_pool(
         yield f"page {page}: listed by {listed[page]} nodes, recorded {pool.listed[page]}"
     for page in np.flatnonzero(owned != pool.owned).tolist():
         yield f"page {page}: {owned[page]} append owners, recorded {pool.owned[page]}"
-    for page in np.flatnonzero(free != ((refs == 0) & (listed == 0))).tolist():
-        yield f"page {page}: {free[page]} times in the free list, {refs[page]} references"
+    for page in np.flatnonzero(free != ((held == 0) & (listed == 0))).tolist():
+        yield f"page {page}: {free[page]} times in the free list, {held[page]} references"
     for page in np.flatnonzero((free > 0) & (pool.sealed > 0)).tolist():
         yield f"page {page}: free, yet sealed"
     counts = pool.counts()
-    num_referenced = int(np.count_nonzero(refs))
-    num_pinned = int(np.count_nonzero((refs == 0) & (pins > 0)))
-    num_cached = int(np.count_nonzero((refs == 0) & (pins == 0) & (listed > 0)))
+    num_referenced = int(np.count_nonzero(held))
+    num_pinned = int(np.count_nonzero((held == 0) & (pins > 0)))
+    num_cached = int(np.count_nonzero((held == 0) & (pins == 0) & (listed > 0)))
     recounted = (num_referenced, num_pinned, num_cached)
     if (counts.referenced, counts.pinned, counts.cached) != recounted:
         yield (

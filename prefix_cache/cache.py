@@ -5,7 +5,7 @@ One thread calls it. README.md states the rules of pages and slots.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,14 +14,16 @@ from prefix_cache.events import EventLog
 from prefix_cache.evicted import EvictedPrefixes, Eviction
 from prefix_cache.eviction import EvictionPolicy, Evictor, LeastRecentlyUsed
 from prefix_cache.explain import Explanation, explain
+from prefix_cache.holds import Holds
 from prefix_cache.key import Namespace
 from prefix_cache.lease import Lease, LeaseBook, LeaseBudget
-from prefix_cache.page_pool import CacheError, PagePool, PoolCounts
+from prefix_cache.page_pool import CacheError, PageIds, PagePool, PoolCounts
 from prefix_cache.page_table import PageTable
-from prefix_cache.radix_tree import Match, Node, RadixForest, Root, TokenIds, Use
+from prefix_cache.radix_tree import Match, Node, RadixForest, Root, TokenIds
 from prefix_cache.repair import Repair, drop_bad_subtrees
 from prefix_cache.survey import Surveyor, count_held
 from prefix_cache.tiers import DiskTier
+from prefix_cache.uses import origin_of, use_of
 
 __all__ = [
     "AuditError",
@@ -35,9 +37,6 @@ __all__ = [
     "PrefixMatch",
     "Repair",
 ]
-
-
-_MOST_TURNS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,9 @@ class PrefixCache:
         self._page_size = page_size
         self._policy = policy or LeastRecentlyUsed()
         self.clock = clock
-        self._pool = PagePool(num_pages)
         self._forest = RadixForest(num_pages, page_size)
+        self._pool = PagePool(num_pages, self._forest)
+        self._holds = Holds(self._pool, self._forest)
         self._evicted = EvictedPrefixes(num_pages, page_size, clock)
         self._evictor = Evictor(self._pool, self._forest, self._policy, self._evicted)
         self.events = EventLog(page_size)
@@ -101,12 +101,15 @@ class PrefixCache:
         """
         tokens = _as_tokens(token_ids)
         found = self._forest.match(namespace, tokens[:limit])
-        self._pool.ref(found.pages)
-        self._leases.refresh(found.pages[: found.num_tokens // self._page_size], self.clock())
         length = found.num_tokens
+        full = length // self._page_size
         eviction = self._evicted.find(namespace, tokens, length)
-        origin = self._origin(found, eviction)
-        table = PageTable(namespace, found.pages, length, origin)
+        origin = origin_of(found, eviction, self._page_size)
+        capacity = len(tokens) // self._page_size + 1
+        table = PageTable(namespace, found.runs, length, origin, capacity)
+        self._hold(table.page_ids, full)
+        if len(self._leases):
+            self._leases.refresh(table.page_ids[:full], self.clock())
         self._tables.add(table)
         why = self._explain(namespace, tokens, found, eviction)
         return PrefixMatch(table, length, why)
@@ -244,10 +247,15 @@ class PrefixCache:
         if table.copy_source is not None:
             self._end_copy(table)
         deepest = self._deepest_node(table, full)
-        self._pool.unref(pages)
+        if table.num_pages > full:
+            self._pool.unref(pages[full:])
+        if full:
+            self._holds.drop(pages[:full])
         if deepest is not None:
             self._evictor.tick += 1
-            deepest.use = self._use(table, deepest, full)
+            deepest.use = use_of(table, deepest.use, full, self._evictor.tick, self._policy)
+            assert deepest.parent is not None
+            deepest.parent.latest = deepest
             self._evictor.offer(deepest)
         self._tables.remove(table)
         table.close()
@@ -260,17 +268,23 @@ class PrefixCache:
         if table.copy_source is not None:
             raise CacheError("fork while the copy of the last page is planned")
         length = table.num_tokens
-        pages = table.page_ids[: -(-length // self._page_size)].copy()
-        self._pool.ref(pages)
+        pages = table.page_ids[: -(-length // self._page_size)]
+        self._hold(pages, length // self._page_size)
         if length % self._page_size:
             self._pool.seal(int(pages[-1]), length % self._page_size)
-        child = PageTable(table.namespace, pages, length)
+        child = PageTable(table.namespace, [pages], length)
         self._tables.add(child)
         return child
 
     def count_exclusive(self, table: PageTable) -> int:
         """How many pages nobody would reference any more if this table were released."""
-        return int(np.count_nonzero(self._pool.refs[table.page_ids] == 1))
+        full = table.num_tokens // self._page_size
+        own = table.page_ids[full:]
+        if len(own) and self._forest.is_covered(int(own[0])):
+            own = own[1:]
+        held = self._holds.exclusive(table.page_ids[:full]) if full else own[:0]
+        refs = self._pool.refs
+        return int(np.count_nonzero(refs[own] == 1) + np.count_nonzero(refs[held] == 0))
 
     def lease(self, namespace: Namespace, token_ids: TokenIds, ttl_s: float) -> Lease | None:
         """Hold the whole pages of a prefix for `ttl_s` from now, and from each later hit, as far
@@ -392,28 +406,6 @@ class PrefixCache:
             raise AuditError(differences)
         return self._pool.counts()
 
-    def _origin(self, found: Match, eviction: Eviction | None) -> Use | None:
-        """The use that a match goes on from: that of the leaf it covers at least half of, or of
-        what stood behind the match before it was evicted."""
-        node = found.node
-        is_leaf = node is not None and not node.children and node.use.tick > 0
-        if node is None or not is_leaf or 2 * found.depth < node.num_tokens:
-            return None if eviction is None else eviction.use
-        reached_end = -(-found.depth // self._page_size) == node.num_pages
-        return replace(node.use, whole=node.use.whole and reached_end)
-
-    def _use(self, table: PageTable, deepest: Node, num_full: int) -> Use:
-        """The use that a table leaves; the policy learns from those that published."""
-        tick, origin = self._evictor.tick, table.origin
-        if not table.published:
-            return replace(deepest.use, tick=tick)
-        turns = 0 if origin is None else min(origin.turns + 1, _MOST_TURNS)
-        kind = self._policy.kind_of(turns, num_full - (origin.num_pages if origin else 0))
-        self._policy.ended(kind)
-        if origin is not None:
-            self._policy.reused(origin.kind, tick - origin.tick, whole=origin.whole)
-        return Use(tick, turns, kind, num_full)
-
     def _explain(
         self, namespace: Namespace, tokens: TokenIds, found: Match, eviction: Eviction | None
     ) -> Explanation:
@@ -450,6 +442,13 @@ class PrefixCache:
         self.events.resync()
         return Repair(tuple(differences), num_pages)
 
+    def _hold(self, pages: PageIds, num_full: int) -> None:
+        """A new table lists these pages, so many of them full, and the rest in part."""
+        if num_full:
+            self._holds.add(pages[:num_full])
+        if len(pages) > num_full:
+            self._pool.ref(pages[num_full:])
+
     def _insert(self, table: PageTable, tokens: TokenIds, start: int) -> int:
         """Into the tree; the page index from which on the tree did not have them."""
         page_size, pool = self._page_size, self._pool
@@ -457,20 +456,20 @@ class PrefixCache:
         own = table.page_ids[start : start - (-len(tokens) // page_size)].copy()
         done = self._forest.insert(table.namespace, after, start, tokens, own)
         num_canonical = len(done.canonical)
-        if num_canonical:
-            duplicates = own[:num_canonical]
-            pool.ref(done.canonical)
-            pool.owned[duplicates] = False
-            pool.unref(duplicates)
-            table.page_ids[start : start + num_canonical] = done.canonical
-        pool.enlist(done.listed)
         if done.replaced is not None:
             pool.delist(np.array([done.replaced], dtype=np.int64))
         num_full, rest = divmod(len(tokens), page_size)
-        full = own[num_canonical:num_full]
-        pool.sealed[full] = page_size
-        pool.owned[full] = False
+        if num_full:
+            pool.share(own[num_canonical:num_full], page_size)
+            table.page_ids[start : start + num_canonical] = done.canonical
+            self._holds.add(table.page_ids[: start + num_full])
+            if start:
+                self._holds.drop(table.page_ids[:start])
+        if num_canonical:
+            pool.owned[own[:num_canonical]] = False
+            pool.unref(own[:num_canonical])
         if rest and len(done.listed):
+            pool.enlist(done.listed[-1:])
             pool.seal(int(own[-1]), rest)
         return start + num_canonical
 

@@ -12,6 +12,18 @@ from prefix_cache.radix_tree import Node, RadixForest, TokenIds, Use
 
 _PER_PAGE: Final = 4
 _LEAST: Final = 256
+NAMED_BY: Final = 512
+"""Tokens at the end of a prefix that name it."""
+_ENTRY: Final = np.dtype(
+    [
+        ("name", np.uint64),
+        ("tick", np.int64),
+        ("turns", np.int32),
+        ("kind", np.int32),
+        ("num_pages", np.int32),
+        ("evicted_s", np.float64),
+    ]
+)
 _MASK: Final = (1 << 64) - 1
 
 
@@ -26,8 +38,9 @@ class Eviction:
 class EvictedPrefixes:
     """A table of fixed size by the hash of a prefix; a new entry may push out an old one.
 
-    It explains and it teaches the policy, nothing else: an entry never makes a hit, so a hash that
-    two prefixes share costs a wrong sentence at worst.
+    It explains and it teaches the policy, nothing else: an entry never makes a hit, so a name that
+    two prefixes share costs a wrong sentence at worst. A name is made of a prefix's length and its
+    last tokens, so long prompts cost no more than short ones.
     """
 
     def __init__(self, num_pages: int, page_size: int, clock: Callable[[], float]) -> None:
@@ -36,22 +49,19 @@ class EvictedPrefixes:
         self._page_size = page_size
         self._clock = clock
         self._slots = size - 1
-        self._names = np.zeros(size, dtype=np.uint64)
-        self._ticks = np.zeros(size, dtype=np.int64)
-        self._uses = np.zeros((size, 3), dtype=np.int32)
-        self._times_s = np.zeros(size, dtype=np.float64)
+        self._entries = np.zeros(size, dtype=_ENTRY)
 
     def note(self, forest: RadixForest, leaf: Node, num_kept: int) -> None:
         """The pages of the leaf behind the first `num_kept` are about to be cut."""
         if not leaf.use.tick:
             return
-        tokens = forest.path_tokens(leaf, (num_kept + 1) * self._page_size)
-        name = prefix_hash(forest.namespace_of(leaf), tokens)
-        slot = name & self._slots
-        self._names[slot] = name
-        self._ticks[slot] = leaf.use.tick
-        self._uses[slot] = leaf.use.turns, leaf.use.kind, leaf.use.num_pages
-        self._times_s[slot] = self._clock()
+        count = min(leaf.num_tokens, (num_kept + 1) * self._page_size)
+        tokens = forest.path_tokens(leaf, count, NAMED_BY)
+        length = leaf.first_page * self._page_size + count
+        name = prefix_hash(forest.namespace_of(leaf), tokens, length)
+        use = leaf.use
+        entry = (name, use.tick, use.turns, use.kind, use.num_pages, self._clock())
+        self._entries[name & self._slots] = entry
 
     def find(self, namespace: Namespace, tokens: TokenIds, num_matched: int) -> Eviction | None:
         """The eviction of the page that would go on from a match of `num_matched` tokens; None
@@ -59,16 +69,15 @@ class EvictedPrefixes:
         end = num_matched + self._page_size
         if num_matched % self._page_size or end > len(tokens):
             return None
-        name = prefix_hash(namespace, tokens[:end])
-        slot = name & self._slots
-        if int(self._names[slot]) != name:
+        name = prefix_hash(namespace, tokens[:end], end)
+        known, tick, turns, kind, num_pages, evicted_s = self._entries[name & self._slots].item()
+        if known != name:
             return None
-        turns, kind, num_pages = self._uses[slot].tolist()
-        use = Use(int(self._ticks[slot]), turns, kind, num_pages, whole=False)
-        return Eviction(use, float(self._times_s[slot]))
+        return Eviction(Use(tick, turns, kind, num_pages, whole=False), evicted_s)
 
 
-def prefix_hash(namespace: Namespace, tokens: TokenIds) -> int:
-    """64 bits, never 0, of a namespace and all tokens of a prefix."""
-    seed = hash(namespace) & _MASK
-    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens).data, seed) or 1
+def prefix_hash(namespace: Namespace, tokens: TokenIds, length: int) -> int:
+    """64 bits, never 0, of a namespace and the last tokens of a prefix, and its length."""
+    seed = hash((namespace, length)) & _MASK
+    last = np.ascontiguousarray(tokens[-NAMED_BY:])
+    return xxhash.xxh3_64_intdigest(last.data, seed) or 1

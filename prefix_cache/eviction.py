@@ -147,8 +147,8 @@ class Evictor:
 
     def is_candidate(self, node: Node) -> bool:
         """Whether the node is a leaf whose last page nothing holds."""
-        if not node.num_pages or node.children:
-            return False
+        if node.num_held == node.num_pages or node.children:
+            return False  # a root has no pages
         last = node.pages[-1]
         return not self._pool.refs[last] and not self._pool.pins[last]
 
@@ -210,12 +210,13 @@ class Evictor:
         stands before it may be worth more."""
         if leaf.use.whole and self._kind(leaf) != leaf.use.kind:
             limit = 1
-        pages = leaf.pages[-limit:]
+        pages = leaf.pages[max(leaf.num_held, leaf.num_pages - limit) :]
         held = self._pool.is_held(pages).nonzero()[0]
         count = len(pages) - (int(held[-1]) + 1 if len(held) else 0)
-        self._evicted.note(self._forest, leaf, leaf.num_pages - count)
+        kept = leaf.num_pages - count
+        self._evicted.note(self._forest, leaf, kept)
         for tell in self.on_cut:
-            tell(self._forest, leaf, leaf.num_pages - count)
+            tell(self._forest, leaf, kept)
         parent = leaf.parent
         self._pool.delist(self._forest.cut(leaf, count))
         if leaf.num_pages:

@@ -1,5 +1,7 @@
 """The pages of one live request."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from prefix_cache.key import Namespace
@@ -28,12 +30,19 @@ class PageTable:
     )
 
     def __init__(
-        self, namespace: Namespace, ids: PageIds, num_tokens: int, origin: Use | None = None
+        self,
+        namespace: Namespace,
+        runs: Iterable[PageIds],
+        num_tokens: int,
+        origin: Use | None = None,
+        capacity: int = 0,
     ) -> None:
-        """`ids` becomes the table's own."""
+        """`runs` are copied; `capacity` is how many pages it may come to need."""
         self.namespace = namespace
-        self._ids = ids
-        self.num_pages = len(ids)
+        self._ids = np.empty(capacity, dtype=np.int64)
+        self.num_pages = 0
+        for run in runs:
+            self.append(run)
         self.num_tokens = num_tokens
         self.num_writable = num_tokens
         self.copy_source: int | None = None

@@ -19,12 +19,14 @@ from prefix_cache.page_pool import PageIds
 TokenIds = NDArray[np.int32]
 _Items = TypeVar("_Items", TokenIds, PageIds)
 _TOKEN_BYTES = 4
+_NO_TOKENS: Final[TokenIds] = np.empty(0, dtype=np.int32)
+_NO_PAGES: Final[PageIds] = np.empty(0, dtype=np.int64)
 
 
 def common_prefix(a: TokenIds, b: TokenIds) -> int:
     """How many tokens a and b share from their start."""
     length = min(len(a), len(b))
-    if not length:
+    if not length or a[0] != b[0]:
         return 0
     differs = a[:length] != b[:length]
     first = int(differs.argmax())
@@ -38,6 +40,13 @@ def _common_tokens(a: bytes, b: bytes) -> int:
         return length // _TOKEN_BYTES
     lowest_bit = (differing & -differing).bit_length() - 1
     return lowest_bit // (8 * _TOKEN_BYTES)
+
+
+def _joined(runs: list[PageIds]) -> PageIds:
+    """A copy of all runs, one after another."""
+    if len(runs) == 1:
+        return runs[0].copy()
+    return np.concatenate(runs) if runs else _NO_PAGES
 
 
 def _appended(buffer: _Items, length: int, items: _Items) -> _Items:
@@ -70,8 +79,11 @@ class Node:
     """A stretch of tokens and one page for each page of it; a root has none of either.
 
     Changed only by `RadixForest`. first_page: page index in the sequence at which the stretch
-    begins. use and queued belong to eviction: the last use of what ends here, and the kind of
-    queue the node stands in (-1 for none).
+    begins. latest: the child that came or was used last. use and queued belong to eviction: the
+    last use of what ends here, and the kind of queue the node stands in (-1 for none). Of live
+    tables, which `Holds` counts: ends, how many hold their path as far as so many pages of the
+    node; num_held_children, in how many children any page is held; num_held, how many of its own
+    first pages are.
     """
 
     __slots__ = (
@@ -79,7 +91,11 @@ class Node:
         "_tokens",
         "child_keys",
         "children",
+        "ends",
         "first_page",
+        "latest",
+        "num_held",
+        "num_held_children",
         "num_pages",
         "num_tokens",
         "parent",
@@ -94,10 +110,14 @@ class Node:
         self.num_pages = 0
         self.child_keys: list[bytes] = []
         self.children: list[Node] = []
+        self.latest: Node | None = None
         self.use = NEVER
         self.queued = -1
-        self._tokens: TokenIds = np.empty(0, dtype=np.int32)
-        self._pages: PageIds = np.empty(0, dtype=np.int64)
+        self.ends: dict[int, int] = {}
+        self.num_held_children = 0
+        self.num_held = 0
+        self._tokens = _NO_TOKENS
+        self._pages = _NO_PAGES
 
     @property
     def tokens(self) -> TokenIds:
@@ -124,8 +144,11 @@ class Node:
         return best, common
 
     def append(self, tokens: TokenIds, pages: PageIds) -> None:
-        self._tokens = _appended(self._tokens, self.num_tokens, tokens)
-        self._pages = _appended(self._pages, self.num_pages, pages)
+        if self.num_tokens:
+            self._tokens = _appended(self._tokens, self.num_tokens, tokens)
+            self._pages = _appended(self._pages, self.num_pages, pages)
+        else:
+            self._tokens, self._pages = tokens.copy(), pages.copy()
         self.num_tokens += len(tokens)
         self.num_pages += len(pages)
 
@@ -139,6 +162,14 @@ class Node:
         self._pages = self.pages[num_pages:].copy()
         self.keep(len(self._tokens), len(self._pages))
         self.first_page += num_pages
+
+    def split_holds(self, upper: "Node", depth: int) -> None:
+        """What is held of the first `depth` pages is `upper`'s from now on, which gets them."""
+        upper.num_held = min(self.num_held, depth)
+        upper.ends = {end: count for end, count in self.ends.items() if end <= depth}
+        upper.num_held_children = int(self.num_held > depth)
+        self.num_held -= upper.num_held
+        self.ends = {end - depth: count for end, count in self.ends.items() if end > depth}
 
 
 class Root(Node):
@@ -155,13 +186,19 @@ class Root(Node):
 class Match:
     """The longest stored prefix and its pages, of which the last may be valid in part.
 
-    `node` is the last one on the way, None where nothing is stored; `depth` of its tokens match.
+    `runs` are views of the nodes' pages, valid until these change. `node` is the last one on the
+    way, None where nothing is stored; `depth` of its tokens match.
     """
 
     num_tokens: int
-    pages: PageIds
+    runs: list[PageIds]
     node: Node | None
     depth: int
+
+    @property
+    def pages(self) -> PageIds:
+        """A copy of all runs."""
+        return _joined(self.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +228,23 @@ class RadixForest:
         node: Node | None = self._node_of[page]
         return node
 
+    def is_covered(self, page: int) -> bool:
+        """Whether a live table's path leads to or through the page."""
+        node = self.node_of(page)
+        if node is None or not node.num_held:
+            return False
+        return node.num_held == node.num_pages or page in node.pages[: node.num_held]
+
+    def count_covered(self, path: PageIds) -> int:
+        """How many pages of a path, from its root on, live tables hold: its first ones."""
+        node = self.node_of(int(path[-1])) if len(path) else None
+        end = len(path)
+        while node is not None:
+            if node.num_held:
+                return node.first_page + min(node.num_held, end - node.first_page)
+            end, node = node.first_page, node.parent
+        return 0
+
     def match(self, namespace: Namespace, tokens: TokenIds) -> Match:
         """The longest prefix of `tokens` stored, token by token. Changes nothing."""
         node: Node | None = self.roots.get(namespace)
@@ -207,27 +261,28 @@ class RadixForest:
             position += common
             if common < node.num_tokens:
                 break
-        pages = np.concatenate(runs) if runs else np.empty(0, dtype=np.int64)
-        return Match(position, pages, node, common)
+        return Match(position, runs, node, common)
 
     def continuation(self, found: Match) -> TokenIds:
         """The stored tokens that follow a match: the rest of the edge, else the start of the
         branch used last; a view, empty at the end of what is stored."""
         node = found.node
         if node is None:
-            return np.empty(0, dtype=np.int32)
-        if found.depth < node.num_tokens or not node.children:
+            return _NO_TOKENS
+        if found.depth < node.num_tokens or node.latest is None:
             return node.tokens[found.depth :]
-        return max(node.children, key=lambda child: child.use.tick).tokens
+        return node.latest.tokens
 
-    def path_tokens(self, node: Node, num_tokens: int) -> TokenIds:
-        """All tokens from the root to the first `num_tokens` of the node."""
+    def path_tokens(self, node: Node, num_tokens: int, most: int | None = None) -> TokenIds:
+        """The tokens from the root to the first `num_tokens` of the node, the last `most` of them
+        (all for None), and perhaps more."""
         parts = [node.tokens[:num_tokens]]
-        above = node.parent
-        while above is not None:
+        length, above = len(parts[0]), node.parent
+        while above is not None and (most is None or length < most):
             parts.append(above.tokens)
+            length += above.num_tokens
             above = above.parent
-        return np.concatenate(parts[::-1])
+        return np.concatenate(parts[::-1]) if len(parts) > 1 else parts[0]
 
     def namespace_of(self, node: Node) -> Namespace:
         """The namespace whose tree the node is in."""
@@ -254,12 +309,12 @@ class RadixForest:
             rest = tokens[done * page_size :]
             edge = node.tokens[depth * page_size :]
             common = common_prefix(edge, rest)
-            whole = common // page_size
-            known.append(node.pages[depth : depth + whole].copy())
-            done += whole
-            depth += whole
+            if whole := common // page_size:
+                known.append(node.pages[depth : depth + whole].copy())
+                done += whole
+                depth += whole
             if common == len(rest):
-                return Insertion(np.concatenate(known), pages[:0], None)
+                return Insertion(_joined(known), pages[:0], None)
             rest = rest[whole * page_size :]
             if common < len(edge):
                 self._attach(self._fork_point(node, depth), rest, pages[done:])
@@ -273,13 +328,14 @@ class RadixForest:
                 continue
             replaced = self._grow(node, depth, rest, pages[done:])
             break
-        return Insertion(np.concatenate(known), pages[done:], replaced)
+        return Insertion(_joined(known), pages[done:], replaced)
 
     def cut(self, leaf: Node, num_pages: int) -> PageIds:
         """Take the last `num_pages` pages off a leaf, and an emptied one (and an emptied
         namespace) out of the forest; its parent then counts as used when it was, but cut.
         """
-        leaf.use = replace(leaf.use, whole=False)
+        if leaf.use.whole:
+            leaf.use = replace(leaf.use, whole=False)
         kept = leaf.num_pages - num_pages
         pages = leaf.pages[kept:].copy()
         self._node_of[pages] = None
@@ -290,6 +346,8 @@ class RadixForest:
         assert parent is not None
         index = bisect_left(parent.child_keys, leaf.key(self.page_size))
         del parent.child_keys[index], parent.children[index]
+        if parent.latest is leaf:
+            parent.latest = parent.children[-1] if parent.children else None
         leaf.keep(0, 0)
         if leaf.use.tick > parent.use.tick:
             parent.use = leaf.use
@@ -304,6 +362,7 @@ class RadixForest:
         kept = [each for each in root.children if each is not child]
         root.children = kept
         root.child_keys = [each.key(self.page_size) for each in kept]
+        root.latest = kept[-1] if kept else None
         if not kept:
             self.roots.pop(root.namespace, None)
 
@@ -333,6 +392,7 @@ class RadixForest:
         index = bisect_left(parent.child_keys, key)
         parent.child_keys.insert(index, key)
         parent.children.insert(index, leaf)
+        parent.latest = leaf
         self._node_of[pages] = leaf
 
     def _fork_point(self, node: Node, depth: int) -> Node:
@@ -345,10 +405,14 @@ class RadixForest:
         upper = Node(parent, node.first_page)
         upper.use = node.use
         upper.append(node.tokens[:num_tokens], node.pages[:depth])
+        node.split_holds(upper, depth)
         parent.children[bisect_left(parent.child_keys, node.key(self.page_size))] = upper
         node.drop_front(num_tokens, depth)
         node.parent = upper
         upper.children = [node]
+        upper.latest = node
+        if parent.latest is node:
+            parent.latest = upper
         upper.child_keys = [node.key(self.page_size)]
         self._node_of[upper.pages] = upper
         return upper

@@ -36,6 +36,8 @@ def drop_bad_subtrees(
         del forest.roots[name]
     nodes = all_nodes(forest)
     forest.relist(nodes)
+    for node in [*forest.roots.values(), *nodes]:
+        node.ends, node.num_held, node.num_held_children = {}, 0, 0
     leases.begin_anew([lease for lease in leases if _is_path(lease.pages, forest)])
     pool.recount(
         np.concatenate([_NO_PAGES, *(node.pages for node in nodes)]),

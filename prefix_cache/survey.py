@@ -131,5 +131,6 @@ def _linked(visits: list[_Visit]) -> tuple[SurveyedNode, ...]:
 def count_held(pool: PagePool, node: Node) -> tuple[int, int]:
     """How many of a node's pages live tables read, and how many of the others leases hold."""
     referenced = pool.refs[node.pages] > 0
+    referenced[: node.num_held] = True
     leased = (pool.pins[node.pages] > 0) & ~referenced
     return int(np.count_nonzero(referenced)), int(np.count_nonzero(leased))

@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ PAGE_SIZE = 16
 TREE_TOKENS = 1_000_000
 PROMPT_TOKENS = 150_000
 TAIL_TOKENS = 512
+P = ParamSpec("P")
 _NAMESPACE = Namespace("bench", "exact", "f16", "bench")
 
 
@@ -31,11 +32,13 @@ class Times:
 @dataclass(frozen=True, slots=True)
 class LookupTimes:
     """match: finding the prompt and releasing it. whole: match, extend, publish and release of a
-    prompt with a tail nobody has seen. insert: extend and publish of a whole unseen prompt.
-    sha256: the chain over a whole prompt's pages."""
+    prompt with a tail nobody has seen. evicting: the same in a full pool. insert: match, extend,
+    publish and release of a whole unseen prompt in a full pool. sha256: the chain over a whole
+    prompt's pages, timed between the rounds."""
 
     match: Times
     whole: Times
+    evicting: Times
     insert: Times
     sha256: Times
 
@@ -43,23 +46,40 @@ class LookupTimes:
 def measure(rounds: int) -> LookupTimes:
     """Times in a tree of `TREE_TOKENS` tokens, of prompts of `PROMPT_TOKENS`."""
     rng = np.random.default_rng(1)
-    num_pages = 2 * TREE_TOKENS // PAGE_SIZE
-    cache = PrefixCache(num_pages, PAGE_SIZE, ExpectedReuse(PAGE_SIZE))
     prompts = [_random(rng, PROMPT_TOKENS) for _ in range(TREE_TOKENS // PROMPT_TOKENS)]
-    for prompt in [*prompts, _random(rng, TREE_TOKENS % PROMPT_TOKENS)]:
-        _insert(cache, prompt)
+    roomy = _used_pool(TREE_TOKENS + rounds * TAIL_TOKENS)
+    full = _used_pool(TREE_TOKENS)
+    for cache in (roomy, full):
+        for prompt in [_random(rng, TREE_TOKENS % PROMPT_TOKENS), *prompts]:
+            _insert(cache, prompt)
     match: list[float] = []
     whole: list[float] = []
-    insert: list[float] = []
+    evicting: list[float] = []
+    sha256: list[float] = []
     for index in range(rounds):
         prompt = prompts[index % len(prompts)].copy()
-        match.append(_time(partial(_find, cache, prompt)))
-        prompt[-TAIL_TOKENS:] = _random(rng, TAIL_TOKENS)
-        whole.append(_time(partial(_insert, cache, prompt)))
-        fresh = _random(rng, PROMPT_TOKENS)
-        insert.append(_time(partial(_insert, cache, fresh)))
-    sha = [_time(partial(_sha256_chain, prompts[0])) for _ in range(min(rounds, 50))]
-    return LookupTimes(_times(match), _times(whole), _times(insert), _times(sha))
+        match.append(_time(_find, roomy, prompt))
+        if index % 10 == 0:
+            sha256.append(_time(_sha256_chain, prompt))
+    for cache, times in ((roomy, whole), (full, evicting)):
+        for index in range(rounds):
+            prompt = prompts[index % len(prompts)].copy()
+            prompt[-TAIL_TOKENS:] = _random(rng, TAIL_TOKENS)
+            times.append(_time(_insert, cache, prompt))
+            if index % 10 == 0:
+                sha256.append(_time(_sha256_chain, prompt))
+    insert = [_time(_insert, full, _random(rng, PROMPT_TOKENS)) for _ in range(rounds)]
+    return LookupTimes(*map(_times, (match, whole, evicting, insert, sha256)))
+
+
+def _used_pool(num_tokens: int) -> PrefixCache:
+    """An empty cache of which all memory was touched before."""
+    cache = PrefixCache(num_tokens // PAGE_SIZE + 1, PAGE_SIZE, ExpectedReuse(PAGE_SIZE))
+    rng = np.random.default_rng(2)
+    for _ in range(num_tokens // PROMPT_TOKENS + 1):
+        _insert(cache, _random(rng, PROMPT_TOKENS))
+    cache.flush()
+    return cache
 
 
 def report(times: LookupTimes) -> str:
@@ -67,7 +87,8 @@ def report(times: LookupTimes) -> str:
     rows = [
         ("match and release", times.match),
         (f"match, insert a tail of {TAIL_TOKENS}, release", times.whole),
-        ("insert and release an unseen prompt", times.insert),
+        ("the same in a full pool: evicts as much", times.evicting),
+        ("insert and release an unseen prompt there", times.insert),
         ("SHA-256 chain over the pages", times.sha256),
     ]
     lines = [
@@ -107,9 +128,9 @@ def _sha256_chain(prompt: NDArray[np.int32]) -> bytes:
     return parent
 
 
-def _time(work: Callable[[], object]) -> float:
+def _time(work: Callable[P, object], *given: P.args, **named: P.kwargs) -> float:
     start_ns = time.thread_time_ns()
-    work()
+    work(*given, **named)
     return (time.thread_time_ns() - start_ns) / 1e6
 
 

@@ -26,7 +26,19 @@ def server() -> Server:
 
 
 def forget_reference(server: Server) -> None:
-    server.cache._pool.refs[server.live[0].table.pages[0]] -= 1
+    server.cache._pool.refs[server.live[0].table.pages[-1]] -= 1
+
+
+def forget_hold(server: Server) -> None:
+    node = server.cache._forest.node_of(server.live[0].table.pages[0])
+    assert node is not None
+    node.ends.clear()
+
+
+def hold_less(server: Server) -> None:
+    node = server.cache._forest.node_of(server.live[0].table.pages[0])
+    assert node is not None
+    node.num_held -= 1
 
 
 def forget_listing(server: Server) -> None:
@@ -95,6 +107,8 @@ def use_foreign_page(server: Server) -> None:
     ("falsify", "sentence"),
     [
         (forget_reference, "page .: 1 references counted, 0 recorded"),
+        (forget_hold, r"held as \(\{1: 1\}, 0, 1\), recorded \(\{\}, 0, 1\)"),
+        (hold_less, r"held as \(\{1: 1\}, 0, 1\), recorded \(\{1: 1\}, 0, 0\)"),
         (forget_listing, "page .: listed by 1 nodes, recorded False"),
         (free_twice, r"page \d+: 2 times in the free list"),
         (forget_owner, "page .: 1 append owners, recorded False"),

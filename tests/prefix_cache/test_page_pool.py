@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from prefix_cache.page_pool import CacheError, PageIds, PagePool, PoolCounts
+from prefix_cache.radix_tree import RadixForest
 
 
 def ids(*pages: int) -> PageIds:
@@ -11,7 +12,7 @@ def ids(*pages: int) -> PageIds:
 
 
 def test_pages_are_given_out_once_and_return() -> None:
-    pool = PagePool(5)
+    pool = PagePool(5, RadixForest(5, 4))
     first, second = pool.allocate(2), pool.allocate(3)
     assert sorted([*first.tolist(), *second.tolist()]) == [0, 1, 2, 3, 4]
     pool.unref(first)
@@ -20,7 +21,7 @@ def test_pages_are_given_out_once_and_return() -> None:
 
 
 def test_too_many_pages_are_refused_and_nothing_is_taken() -> None:
-    pool = PagePool(3)
+    pool = PagePool(3, RadixForest(3, 4))
     pool.allocate(1)
     with pytest.raises(CacheError, match="3 pages wanted, 2 free"):
         pool.allocate(3)
@@ -28,7 +29,7 @@ def test_too_many_pages_are_refused_and_nothing_is_taken() -> None:
 
 
 def test_a_page_is_free_only_when_neither_referenced_nor_listed() -> None:
-    pool = PagePool(2)
+    pool = PagePool(2, RadixForest(2, 4))
     page = pool.allocate(1)
     pool.ref(page)
     pool.enlist(page)
@@ -44,7 +45,7 @@ def test_a_page_is_free_only_when_neither_referenced_nor_listed() -> None:
 
 
 def test_a_reference_too_few_is_an_error_and_changes_nothing() -> None:
-    pool = PagePool(3)
+    pool = PagePool(3, RadixForest(3, 4))
     pages = pool.allocate(2)
     pool.enlist(pages)
     pool.unref(pages[:1])
@@ -55,7 +56,7 @@ def test_a_reference_too_few_is_an_error_and_changes_nothing() -> None:
 
 
 def test_appending_needs_an_unowned_page_that_ends_at_the_slot() -> None:
-    pool = PagePool(1)
+    pool = PagePool(1, RadixForest(1, 4))
     (page,) = pool.allocate(1).tolist()
     pool.seal(page, 3)
     pool.seal(page, 2)
@@ -65,7 +66,7 @@ def test_appending_needs_an_unowned_page_that_ends_at_the_slot() -> None:
 
 
 def test_a_page_forgets_seal_and_owner_when_it_becomes_free() -> None:
-    pool = PagePool(1)
+    pool = PagePool(1, RadixForest(1, 4))
     page = pool.allocate(1)
     pool.seal(0, 4)
     pool.unref(page)
