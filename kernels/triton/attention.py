@@ -10,7 +10,7 @@ from kernels.contract import ForwardBatch, Int32Array, KVDType
 from kernels.triton.cascade_attention import cascade_attention
 from kernels.triton.decode_attention import decode_attention
 from kernels.triton.merge_states import merge_states
-from kernels.triton.operands import Heads, States
+from kernels.triton.operands import AttentionLaunch, Heads, States
 from kernels.triton.plan import DEFAULT_SPLITS, SplitRule, plan_attention
 from kernels.triton.pool import LayerPages
 from kernels.triton.prefill_attention import prefill_attention
@@ -70,21 +70,16 @@ class BatchAttention:
 
     def run(self, q: Tensor, pages: LayerPages, out: Tensor) -> None:
         """Fill out [T, num_heads, head_dim] from q of the same shape."""
-        shared = (q, pages, self._page_table, self._positions)
-        heads, states, debug = self._heads, self._states, self._debug
-        decode_attention(*shared, self._decode, states, heads, self._tiles.decode, debug=debug)
-        prefill_attention(
-            *(*shared, self._prefill, self._first, out, states, heads),
-            self._tiles.prefill,
-            debug=debug,
+        launch = AttentionLaunch(
+            *(q, pages, self._page_table, self._positions, self._states, self._heads), self._debug
         )
+        decode_attention(launch, self._tiles.decode, self._decode)
+        prefill_attention(launch, self._tiles.prefill, self._prefill, self._first, out)
         if self._cascade.shape[0]:
             cascade_attention(
-                *(*shared, self._cascade, self._members, self._first, states, heads),
-                self._tiles.prefill,
-                debug=debug,
+                launch, self._tiles.prefill, self._cascade, self._members, self._first
             )
-        merge_states(states, self._merge, out, heads)
+        merge_states(self._states, self._merge, out, self._heads)
 
 
 def upload(arrays: list[Int32Array], device: torch.device) -> list[Tensor]:

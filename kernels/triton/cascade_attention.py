@@ -12,10 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.contract import ContractError
-from kernels.triton.arguments import check, upcast
+from kernels.triton.arguments import check
 from kernels.triton.attend import attend, finish, load_rows
-from kernels.triton.operands import Heads, States, check_attention
-from kernels.triton.pool import LayerPages
+from kernels.triton.operands import AttentionLaunch
 from kernels.triton.tuning import Tile
 
 
@@ -91,62 +90,18 @@ def cascade_attention_kernel(
 
 
 def cascade_attention(
-    q: Tensor,
-    pages: LayerPages,
-    page_table: Tensor,
-    positions: Tensor,
-    items: Tensor,
-    members: Tensor,
-    first_states: Tensor,
-    states: States,
-    heads: Heads,
-    tile: Tile,
-    *,
-    debug: bool = False,
+    launch: AttentionLaunch, tile: Tile, items: Tensor, members: Tensor, first_states: Tensor
 ) -> None:
-    """Fill the states that `items` name.
+    """Fill the states that `items` (int32 [N, 6]) name.
 
-    members is int32 [M], tokens of the groups one after another; first_states int32 [T]. Other
-    arguments, errors and `debug` as in `decode_attention`; an item has at most
-    tile.rows // heads.group members.
+    members is int32 [M], tokens of the groups one after another; first_states int32 [T]; an item
+    has at most tile.rows // heads.group members. Raises ContractError naming an argument before
+    the launch, also for heads with a window.
     """
-    check_attention(q, pages, page_table, positions, states, heads)
     check("items", items, (-1, 6), torch.int32)
     check("members", members, (-1,), torch.int32)
-    check("first_states", first_states, (q.shape[0],), torch.int32)
-    if heads.window:
+    check("first_states", first_states, (launch.q.shape[0],), torch.int32)
+    if launch.heads.window:
         raise ContractError("window: a shared prefix is not seen whole through a window")
-    if items.shape[0] == 0:
-        return
-    cascade_attention_kernel[(items.shape[0], heads.num_kv_heads)](
-        q,
-        pages.keys,
-        pages.values,
-        pages.key_scales,
-        pages.value_scales,
-        page_table,
-        positions,
-        items,
-        members,
-        first_states,
-        states.out,
-        states.lse,
-        pages.page_stride,
-        pages.scale_stride,
-        page_table.shape[1],
-        pages.num_pages,
-        heads.score_scale,
-        heads.softcap,
-        GROUP=heads.group,
-        D=heads.head_dim,
-        PAD=heads.padded_dim,
-        PAGE=pages.page_size,
-        KV=pages.dtype.value,
-        SOFTCAP=heads.softcap != 0.0,
-        UPCAST=upcast(q.dtype),
-        BLOCK_M=tile.rows,
-        BLOCK_N=tile.keys,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        debug=debug,
-    )
+    own = {"members": members, "first_states": first_states}
+    launch.run(cascade_attention_kernel, tile, items, **own)

@@ -10,10 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.arguments import check, upcast
+from kernels.triton.arguments import check
 from kernels.triton.attend import attend, finish, load_rows
-from kernels.triton.operands import Heads, States, check_attention
-from kernels.triton.pool import LayerPages
+from kernels.triton.operands import AttentionLaunch
 from kernels.triton.tuning import Tile
 
 
@@ -96,55 +95,10 @@ def decode_attention_kernel(
     tl.store(partial_lse + at, lse, mask=real)
 
 
-def decode_attention(
-    q: Tensor,
-    pages: LayerPages,
-    page_table: Tensor,
-    positions: Tensor,
-    items: Tensor,
-    states: States,
-    heads: Heads,
-    tile: Tile,
-    *,
-    debug: bool = False,
-) -> None:
-    """Fill the states that `items` (int32 [N, 5]) name from q [T, num_heads, D].
+def decode_attention(launch: AttentionLaunch, tile: Tile, items: Tensor) -> None:
+    """Fill the states that `items` (int32 [N, 5]) name.
 
-    page_table is int32 [S, max_pages], positions int32 [T]. Raises ContractError naming an argument
-    before any launch; with `debug` a page outside the pool stops the kernel.
+    Raises ContractError naming an argument before the launch.
     """
-    check_attention(q, pages, page_table, positions, states, heads)
     check("items", items, (-1, 5), torch.int32)
-    if items.shape[0] == 0:
-        return
-    decode_attention_kernel[(items.shape[0], heads.num_kv_heads)](
-        q,
-        pages.keys,
-        pages.values,
-        pages.key_scales,
-        pages.value_scales,
-        page_table,
-        positions,
-        items,
-        states.out,
-        states.lse,
-        pages.page_stride,
-        pages.scale_stride,
-        page_table.shape[1],
-        pages.num_pages,
-        heads.window,
-        heads.score_scale,
-        heads.softcap,
-        GROUP=heads.group,
-        D=heads.head_dim,
-        PAD=heads.padded_dim,
-        PAGE=pages.page_size,
-        KV=pages.dtype.value,
-        SOFTCAP=heads.softcap != 0.0,
-        UPCAST=upcast(q.dtype),
-        BLOCK_M=tile.rows,
-        BLOCK_N=tile.keys,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        debug=debug,
-    )
+    launch.run(decode_attention_kernel, tile, items, window=launch.heads.window)

@@ -1,14 +1,16 @@
-"""What attention kernels share besides pages: head shape, partial states, and their checks."""
+"""What attention kernels share besides pages: head shape, partial states, and their launch."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.contract import ContractError
-from kernels.triton.arguments import COMPUTE, check
+from kernels.triton.arguments import COMPUTE, check, upcast
 from kernels.triton.pool import LayerPages
+from kernels.triton.tuning import Tile
 
 LARGEST_HEAD = 256
 
@@ -73,21 +75,69 @@ class States:
         check("states.out", self.out, shape, torch.float32)
 
 
-def check_attention(
-    q: Tensor,
-    pages: LayerPages,
-    page_table: Tensor,
-    positions: Tensor,
-    states: States,
-    heads: Heads,
-) -> None:
-    """Raise ContractError for the first operand of an attention kernel outside the contract."""
-    check("q", q, (-1, heads.num_heads, heads.head_dim), *COMPUTE)
-    check("page_table", page_table, (-1, -1), torch.int32)
-    check("positions", positions, (q.shape[0],), torch.int32)
-    states.check(heads)
-    if (pages.num_kv_heads, pages.head_dim) != (heads.num_kv_heads, heads.head_dim):
-        raise ContractError(
-            f"pages: {pages.num_kv_heads} heads of {pages.head_dim}, "
-            f"not {heads.num_kv_heads} of {heads.head_dim}"
+@dataclass(frozen=True, slots=True)
+class AttentionLaunch:
+    """What every attention kernel is launched with: queries [T, num_heads, head_dim] over pages,
+    into partial states. page_table is int32 [S, max_pages], positions int32 [T]; with `debug` a
+    page outside the pool stops the kernel.
+
+    Raises ContractError for the first operand outside the contract.
+    """
+
+    q: Tensor
+    pages: LayerPages
+    page_table: Tensor
+    positions: Tensor
+    states: States
+    heads: Heads
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        heads, pages = self.heads, self.pages
+        check("q", self.q, (-1, heads.num_heads, heads.head_dim), *COMPUTE)
+        check("page_table", self.page_table, (-1, -1), torch.int32)
+        check("positions", self.positions, (self.q.shape[0],), torch.int32)
+        self.states.check(heads)
+        if (pages.num_kv_heads, pages.head_dim) != (heads.num_kv_heads, heads.head_dim):
+            raise ContractError(
+                f"pages: {pages.num_kv_heads} heads of {pages.head_dim}, "
+                f"not {heads.num_kv_heads} of {heads.head_dim}"
+            )
+
+    def run(self, kernel: Any, tile: Tile, items: Tensor, **own: object) -> None:
+        """Launch a program for each of the items and kv heads; `own` is what this kernel takes
+        besides. Nothing is launched for no items."""
+        if items.shape[0] == 0:
+            return
+        pages, heads = self.pages, self.heads
+        kernel[(items.shape[0], heads.num_kv_heads)](
+            q=self.q,
+            keys=pages.keys,
+            values=pages.values,
+            key_scales=pages.key_scales,
+            value_scales=pages.value_scales,
+            page_table=self.page_table,
+            positions=self.positions,
+            items=items,
+            partial_out=self.states.out,
+            partial_lse=self.states.lse,
+            page_stride=pages.page_stride,
+            scale_stride=pages.scale_stride,
+            table_stride=self.page_table.shape[1],
+            num_pages=pages.num_pages,
+            score_scale=heads.score_scale,
+            softcap=heads.softcap,
+            GROUP=heads.group,
+            D=heads.head_dim,
+            PAD=heads.padded_dim,
+            PAGE=pages.page_size,
+            KV=pages.dtype.value,
+            SOFTCAP=heads.softcap != 0.0,
+            UPCAST=upcast(self.q.dtype),
+            BLOCK_M=tile.rows,
+            BLOCK_N=tile.keys,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            debug=self.debug,
+            **own,
         )

@@ -10,10 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.arguments import check, upcast
+from kernels.triton.arguments import check
 from kernels.triton.attend import attend, finish, load_rows
-from kernels.triton.operands import Heads, States, check_attention
-from kernels.triton.pool import LayerPages
+from kernels.triton.operands import AttentionLaunch
 from kernels.triton.tuning import Tile
 
 
@@ -97,60 +96,17 @@ def prefill_attention_kernel(
 
 
 def prefill_attention(
-    q: Tensor,
-    pages: LayerPages,
-    page_table: Tensor,
-    positions: Tensor,
-    items: Tensor,
-    first_states: Tensor,
-    out: Tensor,
-    states: States,
-    heads: Heads,
-    tile: Tile,
-    *,
-    debug: bool = False,
+    launch: AttentionLaunch, tile: Tile, items: Tensor, first_states: Tensor, out: Tensor
 ) -> None:
-    """Fill the rows of `out` [T, num_heads, head_dim], or the states, that `items` name.
+    """Fill the rows of `out` [T, num_heads, head_dim], or the states, that `items` (int32 [N, 6])
+    name.
 
-    first_states is int32 [T], the first state of each token. Arguments, errors and `debug` as in
-    `decode_attention`; an item has at most tile.rows // heads.group tokens.
+    first_states is int32 [T], the first state of each token; an item has at most
+    tile.rows // heads.group tokens. Raises ContractError naming an argument before the launch.
     """
-    check_attention(q, pages, page_table, positions, states, heads)
+    q = launch.q
     check("items", items, (-1, 6), torch.int32)
     check("first_states", first_states, (q.shape[0],), torch.int32)
     check("out", out, tuple(q.shape), q.dtype)
-    if items.shape[0] == 0:
-        return
-    prefill_attention_kernel[(items.shape[0], heads.num_kv_heads)](
-        q,
-        pages.keys,
-        pages.values,
-        pages.key_scales,
-        pages.value_scales,
-        page_table,
-        positions,
-        items,
-        first_states,
-        out,
-        states.out,
-        states.lse,
-        pages.page_stride,
-        pages.scale_stride,
-        page_table.shape[1],
-        pages.num_pages,
-        heads.window,
-        heads.score_scale,
-        heads.softcap,
-        GROUP=heads.group,
-        D=heads.head_dim,
-        PAD=heads.padded_dim,
-        PAGE=pages.page_size,
-        KV=pages.dtype.value,
-        SOFTCAP=heads.softcap != 0.0,
-        UPCAST=upcast(q.dtype),
-        BLOCK_M=tile.rows,
-        BLOCK_N=tile.keys,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        debug=debug,
-    )
+    own = {"first_states": first_states, "out": out, "window": launch.heads.window}
+    launch.run(prefill_attention_kernel, tile, items, **own)

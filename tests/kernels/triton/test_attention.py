@@ -11,10 +11,17 @@ import torch
 from kernels.contract import ContractError, KVDType
 from kernels.triton.attention import Tiles, upload
 from kernels.triton.checks.attention import BOUNDS, SMALL_SPLITS, case_error, error, expected, run
-from kernels.triton.checks.grid import FORMATS, AttentionCase, full_grid, pairwise_cases
+from kernels.triton.checks.grid import (
+    FORMATS,
+    HEAD_DIMS,
+    KINDS,
+    AttentionCase,
+    full_grid,
+    pairwise_cases,
+)
 from kernels.triton.checks.operands import Operands, build
 from kernels.triton.decode_attention import decode_attention
-from kernels.triton.operands import Heads, States
+from kernels.triton.operands import AttentionLaunch, Heads, States
 from kernels.triton.plan import SplitRule, plan_attention
 from kernels.triton.tuning import Tile
 
@@ -30,11 +37,14 @@ def test_pairwise(case: AttentionCase) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_full_grid() -> None:
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0]}-window{kind[1]}")
+def test_full_grid(kind: tuple[str, int], head_dim: int) -> None:
     wrong = {
         case.name: found
         for case in full_grid()
-        if not (found := case_error(case, CPU, 90)) < BOUNDS[case.format[0]]
+        if (case.kind, case.head_dim) == (kind, head_dim)
+        and not (found := case_error(case, CPU, 90)) < BOUNDS[case.format[0]]
     }
     assert not wrong
 
@@ -141,36 +151,35 @@ def test_arguments_outside_the_contract_are_named_before_a_launch() -> None:
     )
     states = States.empty(1, heads, CPU)
     states.out.fill_(torch.nan)
-    good: tuple[Any, ...] = (
-        operands.q,
-        pages,
-        table,
-        positions,
-        items,
-        states,
-        heads,
-        TILES.decode,
-    )
+    good: dict[str, Any] = {
+        "q": operands.q,
+        "pages": pages,
+        "page_table": table,
+        "positions": positions,
+        "states": states,
+        "heads": heads,
+    }
     wide = torch.zeros((1, heads.num_heads, 128))
-    wrong = [
-        (0, operands.q.double(), "q: dtype float64"),
-        (0, operands.q[:, :3], "q: shape"),
-        (0, wide[:, :, ::2], "q: strides"),
-        (0, torch.zeros(operands.q.numel() + 1)[1:].view(operands.q.shape), "q: its memory"),
-        (2, table.long(), "page_table: dtype int64"),
-        (2, table[0], "page_table: shape"),
-        (3, torch.zeros(3, dtype=torch.int32), "positions: shape"),
-        (4, items[:, :4].contiguous(), "items: shape"),
-        (5, States(states.out[..., :8].contiguous(), states.lse), "states.out: shape"),
-        (6, Heads(6, 2, 32), "q: shape"),
+    wrong: list[tuple[str, object, str]] = [
+        ("q", operands.q.double(), "q: dtype float64"),
+        ("q", operands.q[:, :3], "q: shape"),
+        ("q", wide[:, :, ::2], "q: strides"),
+        ("q", torch.zeros(operands.q.numel() + 1)[1:].view(operands.q.shape), "q: its memory"),
+        ("page_table", table.long(), "page_table: dtype int64"),
+        ("page_table", table[0], "page_table: shape"),
+        ("positions", torch.zeros(3, dtype=torch.int32), "positions: shape"),
+        ("states", States(states.out[..., :8].contiguous(), states.lse), "states.out: shape"),
+        ("heads", Heads(6, 2, 32), "q: shape"),
+        ("heads", Heads(6, 3, 64), "pages: 2 heads of 64, not 3"),
     ]
-    for index, value, message in wrong:
-        arguments = [*good]
-        arguments[index] = value
+    for name, value, message in wrong:
         with pytest.raises(ContractError, match=message):
-            decode_attention(*arguments)
+            AttentionLaunch(**{**good, name: value})
+    launch = AttentionLaunch(**good)
+    with pytest.raises(ContractError, match="items: shape"):
+        decode_attention(launch, TILES.decode, items[:, :4].contiguous())
     assert bool(states.out.isnan().all())
-    decode_attention(*good)
+    decode_attention(launch, TILES.decode, items)
     assert not bool(states.out.isnan().any())
 
 
