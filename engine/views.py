@@ -40,7 +40,8 @@ class TreeNode(msgspec.Struct, frozen=True, array_like=True):
     roots. `start` is the position of its first token. Of its `num_pages`, `num_referenced` are read
     by running requests, and `num_leased` of the others held by leases. `subtree_pages` and
     `subtree_nodes` count what hangs below it too, and itself; `age` is how many requests have ended
-    since the last that ended in it or below. `label` says whose a root is.
+    since the last that ended in it or below. `label` says whose a root is. `num_disk` pages of the
+    second tier go on from it itself.
     """
 
     page: int
@@ -54,6 +55,7 @@ class TreeNode(msgspec.Struct, frozen=True, array_like=True):
     subtree_nodes: int
     age: int
     label: str = ""
+    num_disk: int = 0
 
 
 class TreeView(msgspec.Struct, frozen=True, array_like=True):

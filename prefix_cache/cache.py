@@ -343,7 +343,7 @@ class PrefixCache:
 
     def surveyor(self, max_kept: int) -> Surveyor:
         """What surveys the trees, keeping the largest subtrees."""
-        return Surveyor(self._forest, max_kept)
+        return Surveyor(self._forest, max_kept, lambda: self._tier)
 
     def count_held(self, node: Node) -> tuple[int, int]:
         """How many of a node's pages live tables read, and how many of the others leases hold."""

@@ -5,25 +5,36 @@ sizes are those of when each subtree was passed.
 """
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
 
 import numpy as np
 
 from prefix_cache.page_pool import PagePool
 from prefix_cache.radix_tree import Node, RadixForest, Root
+from prefix_cache.tiers import DiskTier
+
+MOST_DISK: Final = 4096
+"""Pages on disk that one survey counts, which takes about a millisecond; the largest subtrees'
+come first."""
+MOST_GONE: Final = 16
+"""Namespaces that it tells of although nothing of them is left on the device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SurveyedNode:
     """A node (or root), the index of its closest ancestor among the surveyed (-1 for roots), and
-    of what is in and below it: pages, nodes, and the tick of the last use."""
+    of what is in and below it: pages, nodes, and the tick of the last use. `num_disk` pages of the
+    second tier go on from it itself."""
 
     node: Node
     parent: int
     subtree_pages: int
     subtree_nodes: int
     last_tick: int
+    num_disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,11 @@ class Surveyor:
     parent's, so the largest ones always come with all their ancestors.
     """
 
-    def __init__(self, forest: RadixForest, max_kept: int) -> None:
+    def __init__(
+        self, forest: RadixForest, max_kept: int, tier: Callable[[], DiskTier | None] = lambda: None
+    ) -> None:
+        """`tier` gives the second one, where there is one by now."""
+        self._tier = tier
         self._forest = forest
         self._max_kept = max_kept
         self._running: Iterator[Survey | None] | None = None
@@ -100,13 +115,36 @@ class Surveyor:
                     heapq.heappushpop(kept, entry)
                 yield None
             order += 1
-        yield Survey(_linked([visit for _, _, visit in kept]), num_nodes, num_pages)
+        nodes = _linked([visit for _, _, visit in kept])
+        tier = self._tier()
+        if tier is not None:
+            nodes = _with_disk(self._forest, nodes, tier)
+        yield Survey(nodes, num_nodes, num_pages)
 
 
 def _visit(node: Node, order: int) -> _Visit:
     is_root = isinstance(node, Root)
     children = iter(node.children.copy())
     return _Visit(node, order, children, node.num_pages, int(not is_root), node.use.tick)
+
+
+def _with_disk(
+    forest: RadixForest, nodes: tuple[SurveyedNode, ...], tier: DiskTier
+) -> tuple[SurveyedNode, ...]:
+    """With what is on disk below each, and the roots of which all that is left is there."""
+    left = MOST_DISK
+    found: list[SurveyedNode] = []
+    for seen in nodes:
+        name = forest.namespace_of(seen.node)
+        found.append(replace(seen, num_disk=tier.count_below(name, seen.node.pages, left)))
+        left -= found[-1].num_disk
+    gone = (name for name in tier.namespaces() if name not in forest.roots)
+    for name in islice(gone, MOST_GONE):
+        root = Root(name)
+        num_disk = tier.count_below(name, root.pages, left)
+        found.append(SurveyedNode(root, -1, 0, 0, 0, num_disk))
+        left -= num_disk
+    return tuple(found)
 
 
 def _linked(visits: list[_Visit]) -> tuple[SurveyedNode, ...]:

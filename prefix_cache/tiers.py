@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from prefix_cache.key import Namespace
 from prefix_cache.radix_tree import Node, RadixForest, TokenIds
@@ -148,6 +149,22 @@ class DiskTier:
         took_ms = (self._clock_s() - start_s) * 1e3
         self._restore_ms += _WEIGHT * (took_ms - self._restore_ms)
         return True
+
+    def count_below(self, namespace: Namespace, pages: NDArray[np.int64], most: int) -> int:
+        """How many pages on disk go on from any of these pages of the device, or, where there are
+        none, from where the namespace's prefixes begin; `most` bounds the count and its time."""
+        ids: list[int] = self._ids[pages].tolist() or [self._roots.get(namespace, 0)]
+        pending = [each for each in ids if each in self._below]
+        count = 0
+        while pending and count < most:
+            below = self._below.get(pending.pop(), {})
+            count += len(below)
+            pending += below.values()
+        return min(count, most)
+
+    def namespaces(self) -> Iterator[Namespace]:
+        """Those of which whole prefixes are on disk, from their first page on."""
+        return (name for name, root in self._roots.items() if root in self._below)
 
     def clear(self) -> None:
         """Forget everything on disk, and what leads there from the device."""

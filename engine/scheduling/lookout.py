@@ -97,6 +97,7 @@ class Lookout:
             seen.subtree_nodes,
             self._cache.tick - seen.last_tick,
             _label(node) if isinstance(node, Root) else "",
+            seen.num_disk,
         )
 
 

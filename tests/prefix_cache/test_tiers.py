@@ -1,6 +1,7 @@
 """The second tier: what is evicted comes back as it was, through its own prefix only."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from prefix_cache import snapshot
 from prefix_cache.cache import PrefixCache
 from prefix_cache.eviction import ExpectedReuse
 from prefix_cache.key import Namespace
+from prefix_cache.radix_tree import Root
 from prefix_cache.snapshot import Identity
 from prefix_cache.tiers import DiskTier
 from tests.prefix_cache.oracle import as_array, common_length, namespace
@@ -133,6 +135,41 @@ def test_a_flush_forgets_the_disk_too() -> None:
     machine.cache.flush()
     assert len(machine.tier) == 0
     assert machine.keep(A, ONE) == 0
+
+
+def surveyed(machine: Machine) -> dict[tuple[str, int], int]:
+    """Pages on disk by where they go on: the namespace's name, and the pages before them."""
+    survey = machine.cache.surveyor(1000).advance(10**6)
+    assert survey is not None
+    names = {
+        index: seen.node.namespace.tenant
+        for index, seen in enumerate(survey.nodes)
+        if isinstance(seen.node, Root)
+    }
+    for index, seen in enumerate(survey.nodes):
+        names[index] = names[index] if index in names else names[seen.parent]
+    found: Counter[tuple[str, int]] = Counter()
+    for index, seen in enumerate(survey.nodes):
+        found[names[index], seen.node.first_page + seen.node.num_pages] += seen.num_disk
+    return dict(+found)
+
+
+def test_a_survey_tells_where_pages_on_disk_go_on() -> None:
+    machine = Machine()
+    machine.keep(A, ONE)
+    machine.keep(A, TWO)
+    assert surveyed(machine) == {("a", 4): 4}
+    machine.keep(B, [*range(200, 247)])
+    assert surveyed(machine)["a", 0] == 16, "nothing of A is left on the device"
+
+
+def test_a_survey_counts_every_page_on_disk_once() -> None:
+    rng = random.Random(5)
+    machine = Machine(12, 40)
+    for _ in range(150):
+        tokens = [t for _ in range(rng.randint(1, 6)) for t in [rng.randint(0, 2)] * P]
+        machine.keep(rng.choice((A, B)), [*tokens, 1])
+        assert sum(surveyed(machine).values()) == len(machine.tier)
 
 
 @pytest.mark.parametrize(("num_pages", "num_slots"), [(9, 1), (9, 2), (12, 5), (10, 16), (14, 200)])

@@ -1,5 +1,6 @@
 // The radix tree as a river: prefixes flow from the source on the left, each branch as thick as
 // the pages that hang on it, hot where requests have just ended, with a current where they run.
+// What was evicted to disk goes on underground, hatched, where it hangs.
 
 import { byId, count, endpoint, headers, plural, svgElement } from "./util.js";
 
@@ -14,6 +15,7 @@ const SUBTREE_PAGES = 7;
 const SUBTREE_NODES = 8;
 const AGE = 9;
 const LABEL = 10;
+const DISK = 11;
 
 const LEFT = 4;
 const SOURCE = 56;
@@ -25,12 +27,14 @@ const THINNEST = 1;
 const TALLEST = 380;
 const TALLEST_NARROW = 300;
 const PAGE_HEIGHT = 11;
+const TIP = 46;
+const UNDERGROUND = 72;
 
 export class Tree {
   constructor(svg) {
     this.svg = svg;
     this.layers = ["rest", "branches", "strands", "flows", "words"].map((name) => svgElement("g", { class: name }));
-    svg.append(...this.layers);
+    svg.append(hatching(), ...this.layers);
     this.clear();
     svg.addEventListener("keydown", (event) => this.onKey(event));
     svg.addEventListener("click", (event) => this.onClick(event));
@@ -58,7 +62,9 @@ export class Tree {
   draw() {
     const { tree } = this;
     if (!tree) return;
-    const empty = tree.num_nodes === 0;
+    const onDisk = tree.nodes.reduce((sum, row) => sum + row[DISK], 0);
+    const empty = tree.num_nodes + onDisk === 0;
+    byId("legend-disk").hidden = onDisk === 0;
     byId("tree-empty").hidden = !empty;
     this.svg.toggleAttribute("hidden", empty);
     const [rest, , strands, flows, words] = this.layers;
@@ -67,13 +73,14 @@ export class Tree {
     this.width = this.svg.clientWidth;
     // A small tree is a brook, not a flood: no page is thicker than it is worth.
     const tallest = this.width < 560 ? TALLEST_NARROW : TALLEST;
-    this.height = Math.min(tallest, Math.max(48, tree.num_pages * PAGE_HEIGHT));
+    this.height = Math.min(tallest, Math.max(48, (tree.num_pages + onDisk) * PAGE_HEIGHT));
     this.svg.style.height = `${this.height + FOOT}px`;
     this.nodes = place(tree.nodes, this.width, this.height);
     const kept = new Set();
     for (const node of this.nodes) {
       if (node.data[PAGE] >= 0 && node.bottom - node.top >= THINNEST) kept.add(this.drawBranch(node));
-      this.drawRest(node);
+      this.drawTail(node, node.rest, "rest", TIP);
+      this.drawTail(node, node.disk, "disk", UNDERGROUND);
     }
     for (const [page, path] of this.paths) {
       if (kept.has(page)) continue;
@@ -87,6 +94,7 @@ export class Tree {
     byId("tree-note").textContent =
       `${plural(tree.num_nodes, "branch").replace("branchs", "branches")} of ${plural(tree.num_pages, "page")}` +
       (shown < tree.num_nodes ? `, the ${count(shown)} largest drawn` : "") +
+      (onDisk ? `, and ${plural(onDisk, "page")} on disk` : "") +
       ". Prefixes flow from left to right; thickness is pages.";
   }
 
@@ -121,12 +129,15 @@ export class Tree {
     }
   }
 
-  // What hangs on a branch and is too small to be drawn by itself.
-  drawRest(node) {
-    if (!node.rest || node.rest.bottom - node.rest.top < THINNEST) return;
-    const tip = Math.min(this.width - LEFT, node.right + 46);
-    const shape = { left: node.right, right: tip, bend: Math.min(BEND, tip - node.right), ...node.rest };
-    this.layers[0].append(svgElement("path", { class: "rest", d: ribbon(shape) }));
+  // What hangs on a branch and is not drawn by itself: too small, or on disk.
+  drawTail(node, slot, kind, length) {
+    if (!slot || slot.bottom - slot.top < THINNEST) return;
+    const right = Math.min(this.width - LEFT, node.right + length);
+    const left = Math.min(slot.left ?? node.right, right);
+    const shape = { left, right, bend: Math.min(BEND, right - left), ...slot };
+    const tail = svgElement("path", { class: kind, d: ribbon(shape) });
+    if (kind === "disk" && node.data[PAGE] >= 0) tail.dataset.page = node.data[PAGE];
+    this.layers[0].append(tail);
   }
 
   drawNames() {
@@ -208,6 +219,8 @@ export class Tree {
       node.referenced_pages ? `${count(node.referenced_pages)} in use` : used(node.requests_since_use),
     ];
     if (node.leased_pages) facts.push(`${count(node.leased_pages)} leased`);
+    const onDisk = this.nodes?.find(({ data }) => data[PAGE] === page)?.data[DISK];
+    if (onDisk) facts.push(`${plural(onDisk, "page")} on disk from here`);
     if (node.children) facts.push(`${plural(node.children, "branch").replace("branchs", "branches")} from here`);
     facts.push(`tenant ${node.tenant}${node.cache_salt ? `, salt ${node.cache_salt}` : ""}`);
     byId("node-facts").textContent = facts.join(" · ");
@@ -224,6 +237,7 @@ function describe(data) {
     data[REFERENCED] ? "in use" : used(data[AGE]),
   ];
   if (data[LEASED]) parts.push("leased");
+  if (data[DISK]) parts.push(`${plural(data[DISK], "page")} on disk from here`);
   return parts.join(", ");
 }
 
@@ -232,13 +246,15 @@ function describe(data) {
 function place(rows, width, height) {
   const end = Math.max(1, ...rows.map((row) => row[START] + row[TOKENS]));
   const x = (tokens) => SOURCE + (width - SOURCE - LEFT) * Math.sqrt(tokens / end);
-  const nodes = rows.map((data, index) => ({ data, index, children: [] }));
+  const nodes = rows.map((data, index) => ({ data, index, children: [], weight: data[SUBTREE_PAGES] + data[DISK] }));
   const roots = [];
   for (const node of nodes) (nodes[node.data[PARENT]]?.children ?? roots).push(node);
+  // A parent stands before its children.
+  for (const node of nodes.toReversed()) for (const child of node.children) node.weight += child.weight - child.data[SUBTREE_PAGES];
   const spread = (children, top, bottom, total) => {
     let at = top;
     for (const child of children) {
-      const share = ((bottom - top) * child.data[SUBTREE_PAGES]) / total;
+      const share = ((bottom - top) * child.weight) / total;
       lay(child, at, at + share);
       at += share;
     }
@@ -252,6 +268,14 @@ function place(rows, width, height) {
     node.left = LEFT;
     node.bend = SOURCE - LEFT + Math.min(BEND, Math.max(0, node.right - SOURCE));
   };
+  const riseTail = (root) => {
+    const middle = (root.top + root.bottom) / 2;
+    const { disk } = root;
+    disk.slotTop = middle + (disk.slotTop - middle) * MOUTH;
+    disk.slotBottom = middle + (disk.slotBottom - middle) * MOUTH;
+    disk.left = LEFT;
+    disk.bend = SOURCE - LEFT + BEND;
+  };
   const lay = (node, top, bottom) => {
     const { data } = node;
     const gap = data[PARENT] < 0 ? 0 : Math.min(GAP, (bottom - top) / 5);
@@ -260,14 +284,31 @@ function place(rows, width, height) {
     node.right = x(data[START] + data[TOKENS]);
     node.bend = Math.min(BEND, Math.max(0, node.right - node.left));
     if (nodes[data[PARENT]]?.data[PARENT] < 0) rise(node, nodes[data[PARENT]]);
-    const below = data[SUBTREE_PAGES] - data[PAGES];
+    const below = node.weight - data[PAGES];
     if (below <= 0) return;
     const at = spread(node.children, node.top, node.bottom, below);
-    if (node.bottom - at > 0.5) node.rest = { slotTop: at, slotBottom: node.bottom, top: at + gap, bottom: node.bottom - gap };
+    const bed = node.bottom - ((node.bottom - node.top) * data[DISK]) / below;
+    if (bed - at > 0.5) node.rest = { slotTop: at, slotBottom: bed, top: at + gap, bottom: bed - gap };
+    if (data[DISK]) node.disk = { slotTop: bed, slotBottom: node.bottom, top: bed + gap, bottom: node.bottom - gap };
+    if (data[DISK] && data[PARENT] < 0) riseTail(node);
   };
-  spread(roots, 2, height - 2, roots.reduce((sum, root) => sum + root.data[SUBTREE_PAGES], 0) || 1);
+  spread(roots, 2, height - 2, roots.reduce((sum, root) => sum + root.weight, 0) || 1);
   // Sizes counted at different moments may not add up; nothing is laid outside what holds it.
   return Object.assign(nodes.filter((node) => node.top !== undefined), { end, x });
+}
+
+function hatching() {
+  const pattern = svgElement("pattern", {
+    id: "hatching",
+    width: 6,
+    height: 6,
+    patternUnits: "userSpaceOnUse",
+    patternTransform: "rotate(45)",
+  });
+  pattern.append(svgElement("path", { class: "hatch", d: "M0 0V6" }));
+  const kept = svgElement("defs");
+  kept.append(pattern);
+  return kept;
 }
 
 function ribbon({ left, right, bend, slotTop, slotBottom, top, bottom }) {

@@ -66,6 +66,15 @@ def ask(page: Page, text: str = QUESTION) -> str:
     return words.inner_text()
 
 
+def picture(page: Page, name: str) -> None:
+    """The whole page in every shape, which it must fit."""
+    for width, height, scheme in SHAPES:
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=OUT / f"{name}-{width}-{scheme}.png", full_page=True)
+
+
 def cached_tokens(words: str) -> int:
     return int(words.split(" of ")[0].replace(",", ""))
 
@@ -89,12 +98,29 @@ def test_the_page_streams_shows_the_cache_and_draws_the_tree(page: Page, server:
     branch.focus()
     page.keyboard.press("Enter")
     expect(page.locator("#node-text")).not_to_be_empty()
-    for width, height, scheme in SHAPES:
-        page.set_viewport_size({"width": width, "height": height})
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.screenshot(path=OUT / f"dashboard-{width}-{scheme}.png", full_page=True)
+    picture(page, "dashboard")
     assert said == []
+
+
+def test_what_was_evicted_to_disk_is_drawn_where_it_hangs(page: Page) -> None:
+    """More prompts than the device has room for; one of them ends in a lease, all begin alike."""
+    said = complaints(page)
+    with serve("--kv-memory", "32MiB", "--cache-disk", "256MiB") as server:
+        for number in range(6):
+            text = " ".join(f"{number * word} pebbles." for word in range(90))
+            body = {"model": "default", "input": text, "max_output_tokens": 2}
+            options = {"prompt_cache_options": {"ttl": "30m"}} if number == 5 else {}
+            answer = server.http.post("/v1/responses", json={**body, **options})
+            assert answer.status_code == 200, answer.text
+        page.goto(f"{server.url}/dashboard")
+        expect(page.locator("path.disk").first).to_be_visible()
+        expect(page.locator("#legend-disk")).to_be_visible()
+        expect(page.locator("#tree-note")).to_contain_text("on disk")
+        page.locator("path.branch").first.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#node-facts")).to_contain_text("on disk from here")
+        picture(page, "tiers")
+        assert said == []
 
 
 def test_a_new_conversation_ends_the_old_one_and_nothing_of_it_is_left(
