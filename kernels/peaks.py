@@ -29,6 +29,12 @@ class Peaks:
     bytes_per_s: float
     flops_per_s: float
 
+    def best_of(self, other: "Peaks") -> "Peaks":
+        """The larger of each figure."""
+        return Peaks(
+            max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s)
+        )
+
 
 @runtime_checkable
 class Measurable(Protocol):
@@ -57,9 +63,7 @@ def machine_peaks(backend: object, cache_dir: Path) -> Peaks | None:
     kept = _read(path)
     best = _peaks(kept.get(key))
     now = measure_peaks(backend, runs=1 if best else RUNS)
-    if best is None:
-        best = now
-    best = Peaks(max(best.bytes_per_s, now.bytes_per_s), max(best.flops_per_s, now.flops_per_s))
+    best = now.best_of(best or now)
     with suppress(OSError):
         _write(path, {**kept, key: asdict(best)})
     return best

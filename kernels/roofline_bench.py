@@ -4,7 +4,8 @@ python -m kernels.roofline_bench [--threads N] [--repeats N]
 
 The model is fitted to some shapes and judged on others. All are measured in turns, and a time is
 the median. The roof of a step is the longer of its bytes at the measured bandwidth and its
-operations at the measured rate; the verdict names which. Run it on an idle machine.
+operations at the measured rate, the best before and after; the verdict names which. Run it on an
+idle machine; it takes half a minute.
 """
 
 import argparse
@@ -53,6 +54,7 @@ def report(backend: CpuBackend, repeats: int) -> bool:
         for _, parts in (*FITTED, *JUDGED)
     ]
     seconds = interleaved_s(steps, repeats)
+    peaks = peaks.best_of(measure_peaks(backend))
     model = StepTimeModel.fit(shapes[: len(FITTED)], seconds[: len(FITTED)])
     out = sys.stdout
     out.write(f"{backend.numeric_mode}, {backend.threads} threads; ")

@@ -1,10 +1,10 @@
 """How long a step takes, from its shape: a few coefficients fitted to measured steps.
 
-t = c0 + c1·T + c2·min(T, 16) + c3·min(T, 64) + c4·min(T, 192) + c5·K + c6·P + c7·R, with T new
-tokens, K keys read (once per sequence), P (query, key) pairs beyond them, and R rows of logits.
-c0 holds what every step pays: the weights read once, and its start. Products of few rows are
-slower per row than those of many, hence the knees in T. All coefficients are at least 0, so no
-shape is predicted to be faster than a smaller one.
+t = c0 + c1·T + c2·⌈T/8⌉ + c3·K + c4·P + c5·⌈R/8⌉, with T new tokens, K keys read (once per
+sequence), P (query, key) pairs beyond them, and R rows of logits. c0 holds what every step pays:
+the weights read once, and its start. Products take their rows by eights, and unpack the weights
+once for each. All coefficients are at least 0, so no shape is predicted to be faster than a
+smaller one.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from kernels.roofline import BatchShape, visible_pairs
 
-KNEES: Final = (16, 64, 192)
+ROWS: Final = 8
+"""Rows that a product takes at a time."""
 _ROUNDS: Final = 5000
 
 
@@ -44,8 +45,8 @@ def _features(shape: BatchShape) -> list[float]:
     tokens = shape.num_tokens
     keys = sum(context for _, context in shape.sequences)
     pairs = sum(visible_pairs(new, context, 0) for new, context in shape.sequences)
-    knees = [min(tokens, knee) for knee in KNEES]
-    return [1.0, tokens, *knees, keys, pairs - keys, shape.num_rows]
+    passes, head_passes = -(-tokens // ROWS), -(-shape.num_rows // ROWS)
+    return [1.0, tokens, passes, keys, pairs - keys, head_passes]
 
 
 def _least_squares(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
