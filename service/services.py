@@ -19,6 +19,7 @@ from service.telemetry.request_log import RequestLog
 from service.telemetry.request_metrics import RequestMetrics
 from service.telemetry.samples import Counts
 from service.telemetry.sinks import RecordSink, Sinks
+from service.telemetry.tracing import RequestTracer
 from service.tools.formats import format_of
 from service.tools.reader import AnswerReaders
 from service.transport.intake import Intake
@@ -59,6 +60,7 @@ def build_services(
     readers = AnswerReaders(assets, format_of(assets.chat_template, settings.tool_format))
     card = ModelCard.of(engine.info, settings.model_names)
     counts, outboxes = Counts(), OutboxTotals()
+    tracers = [sink for sink in sinks if isinstance(sink, RequestTracer)]
     served = RequestMetrics(counts, card.id, settings.host, settings.port)
     ended = EndedRequests()
     records = Sinks(served, ended, RequestLog(), *sinks)
@@ -76,7 +78,7 @@ def build_services(
         records=records,
         outboxes=outboxes,
         counts=counts,
-        metrics=Metrics(counts, outboxes, engine, card.id),
+        metrics=Metrics(counts, outboxes, engine, card.id, tracers),
         responses=Responses(
             generator, store, card.id, assets.vocabulary, limits.background_responses
         ),

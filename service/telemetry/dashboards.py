@@ -123,6 +123,11 @@ PANELS: Final = (
             (gauge(m.LEASING_TENANTS), "tenants"),
         ),
     ),
+    Panel(
+        "Audits of the idle cache",
+        "short",
+        ((rate(m.AUDIT_DIFFERENCES), "differences/s"), (rate(m.QUARANTINED), "pages dropped/s")),
+    ),
     Panel("Preemptions", "short", ((rate(m.PREEMPTIONS), "preemptions/s"),)),
     _quantiles("Step", m.STEP),
     _quantiles("Prefill chunk", m.CHUNK, "short"),
@@ -138,6 +143,12 @@ PANELS: Final = (
         "Outboxes",
         "bytes",
         ((gauge(m.OUTBOX_BYTES), "bytes for clients"),),
+    ),
+    Panel("Frames that wait", "short", ((gauge(m.OUTBOX_FRAMES), "frames"),)),
+    Panel(
+        "Engine",
+        "short",
+        ((gauge(m.ENGINE_UP), "takes requests"), (rate(m.DROPPED), "traces lost/s")),
     ),
     _by("HTTP answers", m.HTTP_REQUESTS, "status", "reqps"),
 )

@@ -1,6 +1,6 @@
 """`Metrics`: everything that is counted, collected when somebody asks; Prometheus's text of it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -19,6 +19,7 @@ from engine.stats import EngineStats
 from service.telemetry import metric_list as m
 from service.telemetry.engine_metrics import engine_samples
 from service.telemetry.samples import Buckets, Counts, Labels, Sample
+from service.telemetry.tracing import RequestTracer
 from service.transport.http import send_answer
 from service.transport.outbox import OutboxTotals
 
@@ -26,7 +27,15 @@ from service.transport.outbox import OutboxTotals
 class Metrics:
     """The counts of the edge and of the engine, as one list of samples."""
 
-    def __init__(self, counts: Counts, outboxes: OutboxTotals, engine: Engine, model: str) -> None:
+    def __init__(
+        self,
+        counts: Counts,
+        outboxes: OutboxTotals,
+        engine: Engine,
+        model: str,
+        tracers: Sequence[RequestTracer] = (),
+    ) -> None:
+        self._tracers = tracers
         self._counts = counts
         self._outboxes = outboxes
         self._engine = engine
@@ -44,6 +53,8 @@ class Metrics:
         samples = list(self._counts.samples())
         samples.append(Sample(m.OUTBOX_FRAMES, (), self._outboxes.frames))
         samples.append(Sample(m.OUTBOX_BYTES, (), self._outboxes.num_bytes))
+        dropped = sum(tracer.num_dropped for tracer in self._tracers)
+        samples.append(Sample(m.DROPPED, (), dropped))
         if self._last is not None:
             samples += engine_samples(self._last, self._engine.info, self._model, up)
         return samples

@@ -8,12 +8,26 @@ import sys
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.scripted import text_script
+from service.telemetry import metric_list as m
 from service.telemetry.dashboards import PANELS, grafana
 from service.telemetry.metric_list import METRICS, Kind
 from tests.service.calls import CHAT, ask, body
 from tests.service.conftest import run_server
 
 FUNCTIONS = {"sum", "by", "rate", "histogram_quantile", "le"}
+
+
+NOT_DRAWN = {
+    m.TTFT_TARGET,  # 0 where nothing is promised; what is reached is drawn
+    m.STEPS,  # what MBU, MFU and the host's share are made of
+    m.STEP_WALL,
+    m.STEP_KERNEL,
+    m.STEP_FLOPS,
+    m.STEP_MEMORY,
+    m.INTENSITY,
+    m.PEAK_BANDWIDTH,
+    m.PEAK_FLOPS,
+}
 
 
 def sample_names() -> set[str]:
@@ -40,6 +54,14 @@ def test_every_query_names_samples_of_the_list() -> None:
         for expression, _ in panel.queries:
             names = asked(expression)
             assert names and names <= known, panel.title
+
+
+def test_every_metric_of_our_own_is_drawn() -> None:
+    drawn = {name for panel in PANELS for query, _ in panel.queries for name in asked(query)}
+    for metric in METRICS:
+        if metric.name.startswith("headwater.") and metric not in NOT_DRAWN:
+            ends = ("", "_total", "_bucket")
+            assert any(f"{metric.prometheus}{end}" in drawn for end in ends), metric.name
 
 
 def test_what_a_served_request_leaves_is_found_by_the_dashboard() -> None:

@@ -1,6 +1,7 @@
 """Spans built from records, and received over real OTLP."""
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,9 +11,16 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
+from engine.scripted import ScriptedCore, in_order
+from engine.transport import start_thread_engine
 from engine.types import FinishReason, Phase
+from service.config import Settings
 from service.events import RequestRecord, Usage
+from service.services import build_services
+from service.telemetry import tracing
+from service.telemetry.metric_list import DROPPED
 from service.telemetry.tracing import RequestTracer
+from tests.service.conftest import INFO, byte_assets
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
@@ -224,6 +232,37 @@ def test_each_of_several_prompts_counts_once(
     assert attributes["gen_ai.usage.input_tokens"] == 12 + 7
     assert attributes["gen_ai.usage.output_tokens"] == 3 + 3 + 2
     assert attributes["gen_ai.usage.cache_read.input_tokens"] == 4
+
+
+@pytest.mark.anyio
+async def test_records_beyond_the_bound_are_dropped_and_told_of(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "MAX_PENDING_RECORDS", 1)
+    begun, go_on = threading.Event(), threading.Event()
+    build = RequestTracer._build
+
+    def wait(self: RequestTracer, choices: list[RequestRecord]) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        build(self, choices)
+
+    monkeypatch.setattr(RequestTracer, "_build", wait)
+    tracer = RequestTracer(exporter)
+    engine = await start_thread_engine(lambda: ScriptedCore(in_order([]), info=INFO))
+    try:
+        metrics = build_services(Settings(), engine, byte_assets(), tracer).metrics
+        tracer.finish(record())
+        assert begun.wait(30)
+        for _ in range(3):
+            tracer.finish(record())
+        (told,) = [each for each in await metrics.collect() if each.metric is DROPPED]
+        assert told.value == 2
+    finally:
+        go_on.set()
+        tracer.close()
+        await engine.close()
+    assert len([s for s in exporter.get_finished_spans() if s.kind is SpanKind.SERVER]) == 2
 
 
 def test_phases_follow_one_another_to_the_end() -> None:
