@@ -44,7 +44,8 @@ pytestmark = [
 class Shown:
     """What Phoenix has of our traces, and where it shows them."""
 
-    url: str
+    http: httpx.Client
+    grpc_port: int
     project_id: str
     spans: list[Span]
 
@@ -62,14 +63,14 @@ class Shown:
 
 
 @contextlib.contextmanager
-def phoenix(folder: Path) -> Iterator[httpx.Client]:
+def phoenix(folder: Path, grpc_port: int) -> Iterator[httpx.Client]:
     """A running Phoenix with a fresh database."""
     port = free_port()
     environment = {
         **os.environ,
         "PHOENIX_HOST": "127.0.0.1",
         "PHOENIX_PORT": str(port),
-        "PHOENIX_GRPC_PORT": str(free_port()),
+        "PHOENIX_GRPC_PORT": str(grpc_port),
         "PHOENIX_WORKING_DIR": str(folder),
         "PHOENIX_TELEMETRY_ENABLED": "false",
         "PHOENIX_ALLOW_EXTERNAL_RESOURCES": "false",
@@ -111,7 +112,8 @@ def spans_of(http: httpx.Client) -> list[Span]:
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     """Everything that was asked, once it has arrived; Phoenix runs until the tests have ended."""
-    with phoenix(tmp_path_factory.mktemp("phoenix")) as http:
+    grpc_port = free_port()
+    with phoenix(tmp_path_factory.mktemp("phoenix"), grpc_port) as http:
         environment = {
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{http.base_url}/v1/traces",
             "OTEL_RESOURCE_ATTRIBUTES": f"openinference.project.name={PROJECT}",
@@ -125,7 +127,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 
         _until(arrived, ARRIVE_S, "not every trace arrived")
         project = http.get(f"/v1/projects/{PROJECT}").raise_for_status().json()["data"]
-        yield Shown(str(http.base_url), project["id"], spans_of(http))
+        yield Shown(http, grpc_port, project["id"], spans_of(http))
 
 
 def test_every_request_is_one_model_call(shown: Shown) -> None:
@@ -175,12 +177,32 @@ def test_who_was_cut_and_what_failed_is_told(shown: Shown) -> None:
         assert shown.root(name)["status_code"] == "ERROR"
 
 
+def test_the_same_arrives_over_grpc(shown: Shown) -> None:
+    pytest.importorskip("grpc", reason="the otlp-grpc extra is not installed")
+    environment = {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://127.0.0.1:{shown.grpc_port}",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_RESOURCE_ATTRIBUTES": f"openinference.project.name={PROJECT}",
+    }
+    trace_id = "c" * 32
+    body = {"model": "default", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4}
+    headers = {"traceparent": f"00-{trace_id}-{PARENT}-01"}
+    with serve("--kv-memory", "256MiB", environment=environment) as server:
+        server.http.post("/v1/chat/completions", json=body, headers=headers).raise_for_status()
+
+    def names() -> set[str]:
+        spans = spans_of(shown.http)
+        return {span["name"] for span in spans if span["context"]["trace_id"] == trace_id}
+
+    _until(lambda: {"prefill", "decode", "stream"} <= names(), ARRIVE_S, "the trace is not there")
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_phoenix_draws_a_trace(shown: Shown) -> None:
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(60_000)
-        page.goto(f"{shown.url}/projects/{shown.project_id}/traces/{TRACES['fork']}")
+        page.goto(f"{shown.http.base_url}/projects/{shown.project_id}/traces/{TRACES['fork']}")
         page.get_by_text("prefix_match").first.wait_for()
         page.wait_for_load_state("networkidle")
         page.screenshot(path=OUT / "phoenix-trace.png")
