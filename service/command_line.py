@@ -1,6 +1,7 @@
 """What a command line asks for: its words as `Settings`, or one of the smaller commands."""
 
 import argparse
+import difflib
 import os
 import re
 import sys
@@ -15,18 +16,21 @@ from service.tools.formats import FORMAT_NAMES
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kib|mib|gib|tib|kb|mb|gb|tb|k|m|g|t)?", re.IGNORECASE)
 _BINARY_STEPS = "bkmgt"
 MAX_MEMORY_BYTES = 1 << 60
+LEAST_PLAIN_BYTES = 1 << 20
 
 
 def parse_memory(text: str) -> int:
     """Bytes of "2GiB", "512M", "1.5g" or a plain number; units are binary, as RAM is sold.
 
-    Raises SettingsError.
+    Raises SettingsError, also for a plain number so small that its unit must have been forgotten.
     """
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
         raise SettingsError(f"{text!r} is not a size; write it like 2GiB or 512MiB.")
-    number, unit = match.groups(default="b")
-    size = float(number) * 1024 ** _BINARY_STEPS.index(unit[0].lower())
+    number, unit = match.groups()
+    size = float(number) * 1024 ** _BINARY_STEPS.index((unit or "b")[0].lower())
+    if unit is None and 0 < size < LEAST_PLAIN_BYTES:
+        raise SettingsError(f"{number} bytes? Say {number}{'GiB' if size < 1024 else 'MiB'}.")
     if size > MAX_MEMORY_BYTES:
         raise SettingsError(f"{text!r} is more memory than any machine has: ask for less.")
     return int(size)
@@ -57,10 +61,24 @@ def parse_command(
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["plan"]:
         return PlanModel(tuple(words[1:]))
-    given = _parser().parse_args(words)
+    parser, serve = _parsers()
+    given, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.error(_unknown(unknown, serve))
     if given.command == "key":
         return NewKey(given.tenant, given.admin)
     return _settings(given)
+
+
+def _unknown(words: Sequence[str], serve: argparse.ArgumentParser) -> str:
+    """What is said of words that no command knows, with the option they may stand for."""
+    known = re.findall(r"--[a-z-]+", serve.format_usage())
+    option = words[0].partition("=")[0]
+    close = difflib.get_close_matches(option, known, n=1)
+    hint = (
+        f"; did you mean {close[0]}?" if close else "; headwater serve --help lists what there is"
+    )
+    return f"unrecognized arguments: {' '.join(words)}{hint}"
 
 
 def _settings(given: argparse.Namespace) -> Settings:
@@ -90,7 +108,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         step_limit_s=given.step_limit,
         prewarm=given.prewarm,
         cache_dir=given.cache_dir,
-        cache_disk_bytes=0 if given.cache_disk is None else parse_memory(given.cache_disk),
+        cache_disk_bytes=_memory("--cache-disk", given.cache_disk),
         engine_restarts=given.engine_restarts,
         log_level=given.log_level,
         telemetry=read_telemetry(os.environ),
@@ -111,7 +129,8 @@ def _memory(option: str, text: str) -> int:
         raise SettingsError(f"{option}: {error}") from None
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """That of all commands, and that of `serve` within it."""
     parser = argparse.ArgumentParser(
         prog="headwater", description="Streams language models to agents."
     )
@@ -207,7 +226,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="keep the cache here over restarts: written at the end, read at the start",
     )
-    add("--cache-disk", metavar="SIZE", help="keep what is evicted on disk, up to this size")
+    add(
+        "--cache-disk",
+        default="0",
+        metavar="SIZE",
+        help="keep what is evicted on disk, up to this size",
+    )
     add(
         "--prewarm",
         type=Path,
@@ -265,4 +289,4 @@ def _parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
-    return parser
+    return parser, serve

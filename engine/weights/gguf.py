@@ -59,6 +59,15 @@ _OTHER_TENSOR_TYPES: Final[Mapping[int, str]] = MappingProxyType(
     }
 )  # fmt: skip
 
+_OTHER_FILES: Final[Mapping[bytes, str]] = MappingProxyType(
+    {
+        b"version https://git-lfs": "a Git LFS pointer: `git lfs pull` fetches what it stands for",
+        b"<": "a web page or XML, perhaps of a download that failed",
+        b"PK": "a zip archive or PyTorch checkpoint",
+        b"ggjt": "of a format before GGUF: convert the model again",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
@@ -87,7 +96,7 @@ def open_gguf(path: Path, *, header_only: bool = False) -> GGUFFile:
     data = map_file(path, min_bytes=_HEADER_BYTES)
     cursor = _Cursor(path, data)
     if cursor.take(4) != _MAGIC:
-        raise CheckpointError(path, "not a GGUF file (wrong magic)")
+        raise CheckpointError(path, f"not a GGUF file: {_what_else(data[:40])}")
     version = cursor.scalar("I")
     if version not in (2, 3):
         swapped = version & 0xFFFF == 0
@@ -104,6 +113,16 @@ def open_gguf(path: Path, *, header_only: bool = False) -> GGUFFile:
         metadata[key] = cursor.value(cursor.scalar("I"))
     tensors = _read_tensors(cursor, num_tensors, _alignment(cursor, metadata), header_only)
     return GGUFFile(path, version, MappingProxyType(metadata), MappingProxyType(tensors), data)
+
+
+def _what_else(begin: bytes) -> str:
+    """What a file is that does not begin with the magic."""
+    for prefix, what in _OTHER_FILES.items():
+        if begin.startswith(prefix):
+            return f"it is {what}"
+    if begin[8:10] == b'{"':
+        return "it is one of safetensors: name the folder that holds it and its config.json"
+    return f"it begins with {begin[:4]!r}, not {_MAGIC!r}"
 
 
 class _Cursor:

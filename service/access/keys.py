@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -137,6 +137,7 @@ class KeyFile:
     def _load(self) -> None:
         try:
             content = tomllib.loads(self._path.read_text(encoding="utf-8"))
+            _refuse_unknown(content)
             file = msgspec.convert(content, _File)
         except (OSError, ValueError, msgspec.ValidationError) as error:
             raise KeyFileError(f"The key file {self._path} cannot be used: {error}.") from error
@@ -151,6 +152,22 @@ class KeyFile:
 
 
 _UNLIMITED: Final = TenantLimits()
+
+
+def _refuse_unknown(content: dict[str, Any]) -> None:
+    """Raises ValueError that names a field nothing has, and the place: of a tenant's table
+    msgspec does not say whose it is."""
+    keys, tenants = content.get("keys"), content.get("tenants")
+    places: list[tuple[str, object, type[msgspec.Struct]]] = [("the file", content, _File)]
+    if isinstance(keys, list):
+        places += [(f"keys[{index}]", key, _Key) for index, key in enumerate(keys)]
+    if isinstance(tenants, dict):
+        places += [(f"tenants.{name}", table, TenantLimits) for name, table in tenants.items()]
+    for place, table, kind in places:
+        known = kind.__struct_fields__
+        unknown = [name for name in table if name not in known] if isinstance(table, dict) else ()
+        if unknown:
+            raise ValueError(f"{place} has no field '{unknown[0]}', but {', '.join(known)}")
 
 
 def _version(path: Path) -> tuple[int, int, int]:

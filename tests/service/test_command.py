@@ -43,6 +43,9 @@ def test_a_taken_port(tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (("--model", "nowhere.gguf"), 1, "--model nowhere.gguf does not exist"),
+        (("--model", "org/Name-1B"), 1, "does not exist. Nothing is downloaded: name a GGUF file"),
+        (("--model", "org/Name-1B"), 1, "`hf download org/Name-1B --local-dir Name-1B` makes one"),
+        (("--model", "README.md"), 1, "README.md: not a GGUF file: it begins with b'# He'"),
         (("--model", "tests"), 1, "--model tests is a folder without a config.json"),
         (("--script", "nowhere.json"), 1, "--script nowhere.json does not exist"),
         (("--backend", "cuda"), 1, "--backend cuda: no backend 'cuda'; there are"),

@@ -1,5 +1,6 @@
 """Settings from the command line, and what is refused there."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from service.config import Settings, SettingsError
         ("512MiB", 512 << 20),
         ("512m", 512 << 20),
         ("1.5 gb", 3 << 29),
-        ("4096", 4096),
+        ("4096 b", 4096),
+        ("1048576", 1 << 20),
         (" 1k ", 1024),
         ("0", 0),
     ],
@@ -28,6 +30,33 @@ def test_memory_sizes(text: str, num_bytes: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(SettingsError, match="write it like"):
         parse_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("2", "2 bytes? Say 2GiB."), ("512", "512GiB"), ("4096", "4096MiB")]
+)
+def test_a_size_without_its_unit(text: str, meant: str) -> None:
+    for option in ("--kv-memory", "--cache-disk", "--request-memory"):
+        with pytest.raises(SettingsError, match=f"{option}: .*{re.escape(meant)}"):
+            parse(option, text)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--prot=1", "did you mean --port?"),
+        ("--kv_memory", "did you mean --kv-memory?"),
+        ("--hosts", "did you mean --host?"),
+        ("--zzz", "headwater serve --help"),
+        ("model.gguf", "headwater serve --help"),
+    ],
+)
+def test_an_option_that_is_none(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(word)
+    assert ended.value.code == 2
+    assert f"unrecognized arguments: {word}" in (line := capsys.readouterr().err)
+    assert said in line
 
 
 def parse(*arguments: str) -> Settings:

@@ -78,7 +78,11 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
 DEEP = struct.pack("<IQ", 9, 1) * 40 + struct.pack("<IQB", 0, 1, 0)
 
 BAD: dict[str, tuple[bytes, str]] = {
-    "magic": (b"GGML" + GOOD[4:], "not a GGUF file"),
+    "magic": (b"GGML" + GOOD[4:], "not a GGUF file: it begins with b'GGML', not b'GGUF'"),
+    "web page": (b"<!DOCTYPE html><html lang=en>", "not a GGUF file: it is a web page"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
+    "zip": (b"PK\x03\x04" + bytes(40), "a zip archive or PyTorch checkpoint"),
+    "safetensors": (struct.pack("<Q", 99) + b'{"__metadata__":{}}', "name the folder"),
     "version 1": (gguf_bytes([], [], version=1), "version 1 is not supported"),
     "big-endian": (gguf_bytes([], [], version=3 << 24), "big-endian"),
     "tensor count": (gguf_bytes([NAME], [], counts=(HUGE, 1)), f"{HUGE} tensors"),
