@@ -104,17 +104,20 @@ class Dialect:
     likely: dict[str, SearchStrategy[Any]]
 
     def bodies(self) -> SearchStrategy[bytes]:
-        """A sound body with anything in some of its fields, likely values in others; or any JSON,
-        or any bytes."""
+        """Those of `meant`; or any JSON, or any bytes."""
+        meant = self.meant().map(msgspec.json.encode)
+        return meant | meant | ANY_JSON.map(msgspec.json.encode) | st.binary(max_size=60)
+
+    def meant(self) -> SearchStrategy[dict[str, Any]]:
+        """A sound body with anything in some of its fields, likely values in others."""
         names = sorted({each.encode_name for kind in self.wire for each in _fields(kind)})
         anything = st.dictionaries(st.sampled_from(names), ANY_JSON, min_size=1, max_size=3)
         likely = st.fixed_dictionaries({}, optional=self.likely)
 
-        def put(parts: tuple[dict[str, Any], dict[str, Any]]) -> bytes:
-            return msgspec.json.encode({**self.sound, **parts[1], **parts[0]})
+        def put(parts: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
+            return {**self.sound, **parts[1], **parts[0]}
 
-        meant = st.tuples(anything | st.just({}), likely).map(put)
-        return meant | meant | ANY_JSON.map(msgspec.json.encode) | st.binary(max_size=60)
+        return st.tuples(anything | st.just({}), likely).map(put)
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
@@ -172,3 +175,28 @@ DIALECTS: Final[dict[str, Dialect]] = {
         },
     ),
 }
+
+
+def frames() -> SearchStrategy[str | bytes]:
+    """Messages of the WebSocket that nobody meant: creates made like bodies, steers, any JSON, any
+    text, any bytes."""
+    lanes = st.sampled_from(["a", "b", "", "x y"]) | ANY_JSON
+    creates = st.tuples(
+        DIALECTS["responses"].meant(),
+        st.fixed_dictionaries({}, optional={"stream_id": lanes, "generate": st.booleans()}),
+    ).map(lambda parts: {"type": "response.create", **parts[0], **parts[1]})
+    steers = st.fixed_dictionaries(
+        {"type": st.just("response.steer")},
+        optional={
+            "previous_response_id": _IDS | ANY_JSON,
+            "input": st.lists(_ITEMS | _MESSAGES, max_size=3) | ANY_JSON,
+            "stream_id": lanes,
+        },
+    )
+    others = st.fixed_dictionaries(
+        {}, optional={"type": st.just("response.processed") | ANY_JSON, "stream_id": lanes}
+    )
+    told = (creates | creates | steers | others | ANY_JSON).map(
+        lambda message: msgspec.json.encode(message).decode()
+    )
+    return told | told | st.text(max_size=60) | st.binary(max_size=60)
