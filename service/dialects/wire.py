@@ -9,12 +9,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from service.dialects.fields import MAX_NAME
 from service.errors import ApiError, invalid
 
 T = TypeVar("T")
 
 MAX_JSON_DEPTH = 64
+MAX_VALUES = 50_000
+"""Values in one piece of free-form JSON; and strings, lists and objects in a body of 1 MB, of which
+a larger one may have as many more: while they are made and freed, nothing else runs."""
+_BYTES_PER_VALUE = 20
 
+_MARKS = re.compile(rb'\\.|["\[\]{}]', re.DOTALL)
+_COLON = re.compile(rb"[ \t\r\n]*:")
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _BOUND = re.compile(r"Expected `(\w+)` (of length )?([<>]=?) (.+)")
@@ -35,6 +42,41 @@ def decode(data: bytes | str | msgspec.Raw, kind: type[T], path: str = "") -> T:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
+
+
+def require_few_values(data: bytes) -> None:
+    """Raises ApiError 400, with the top field at fault, for JSON of so many values that only
+    reading it would stall others.
+
+    What brackets and quotes there are is enough for nearly all; else those outside of strings are
+    counted, one by one, so that other threads may run meanwhile. Numbers cost little.
+    """
+    most = max(MAX_VALUES, len(data) // _BYTES_PER_VALUE)
+    if data.count(b'"') // 2 + data.count(b"[") + data.count(b"{") <= most:
+        return
+    count = depth = 0
+    opened = -1
+    top = b""
+    for mark in _MARKS.finditer(data):
+        kind = mark.group()
+        if kind == b'"':
+            if opened < 0:
+                opened = mark.start()
+                count += 1
+                continue
+            if depth == 1 and _COLON.match(data, mark.end()):
+                top = data[opened + 1 : mark.start()]
+            opened = -1
+        elif opened < 0 and kind in b"[{":
+            count += 1
+            depth += 1
+        elif opened < 0 and kind in b"]}":
+            depth -= 1
+        if count > most:
+            param = top.decode("utf-8", "replace")[:MAX_NAME] or None
+            where = f"Invalid '{param}': it" if param else "The body"
+            message = f"{where} has more than {most} strings, lists and objects."
+            raise ApiError(400, message, code="invalid_value", param=param)
 
 
 def convert(fields: dict[str, str], kind: type[T]) -> T:
@@ -105,12 +147,17 @@ def one_line(encoded: bytes) -> bytes:
 
 
 def require_shallow(value: Any, param: str) -> None:
-    """Raises ApiError 400 if free-form JSON is nested deeper than templates can be given."""
+    """Raises ApiError 400 if free-form JSON is nested deeper than templates can be given, or has
+    more than MAX_VALUES values."""
     level = [value]
+    count = 0
     for _ in range(MAX_JSON_DEPTH):
         level = [child for node in level for child in _children(node)]
         if not level:
             return
+        count += len(level)
+        if count > MAX_VALUES:
+            raise invalid(param, f"Invalid '{param}': it has more than {MAX_VALUES} values.")
     raise invalid(param, f"Invalid '{param}': nested deeper than {MAX_JSON_DEPTH} levels.")
 
 

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain as joined
 
 from engine.types import pack_tokens, unpack_tokens
 from service.answer import Answer
@@ -80,7 +81,7 @@ class StoredResponse:
         turns: list[tuple[Message, ...]] = []
         for node in self.chain():
             turns += (node.input, node.inherited)
-        return tuple(message for turn in reversed(turns) for message in turn)
+        return tuple(joined.from_iterable(reversed(turns)))
 
     def tokens(self) -> bytes:
         """Ids of what the model read and then said, as far as they are known."""
@@ -115,10 +116,12 @@ class StoredResponse:
 
 
 class ResponsesStore:
-    """Responses of all tenants by (tenant, id), least recently used first.
+    """Responses of all tenants by (tenant, id).
 
-    A use of a response is a use of its whole chain. A response that was dropped from the index
-    can no longer be named, and its bytes are released once no continuation needs them.
+    The ends of chains are dropped, least recently used first; a response that something continues
+    stays as long as that does, and is next in order after the last of its continuations: so a use
+    counts for the whole chain and costs the same however long that is. A response that was dropped
+    or deleted can no longer be named, and its bytes are released once no continuation needs them.
     Running responses are never dropped.
     """
 
@@ -135,7 +138,8 @@ class ResponsesStore:
         self._max_bytes = max_bytes
         self._clock = clock
         self._wall_clock = wall_clock
-        self._index: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._index: dict[tuple[str, str], StoredResponse] = {}
+        self._ends: OrderedDict[StoredResponse, None] = OrderedDict()
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -191,11 +195,12 @@ class ResponsesStore:
         )
         if previous is not None:
             previous.num_holders += 1
+            self._ends.pop(previous, None)
             if previous.running:  # a copy; a finished text is shared
                 response.num_bytes += sum(map(_message_bytes, response.inherited))
         self._index[tenant, response_id] = response
+        self._ends[response] = None
         self._num_bytes += response.num_bytes
-        self._touch(response)
         self._evict()
         return response
 
@@ -231,10 +236,11 @@ class ResponsesStore:
     def discard(self, response: StoredResponse) -> None:
         """Forget a response whose id nobody was told; nothing where it is forgotten already."""
         if self._index.pop((response.tenant, response.id), None) is not None:
-            self._release(response)
+            self._release(response, was_oldest=False)
 
     def check(self) -> None:
-        """Recount holders and bytes of every reachable response. Raises AssertionError."""
+        """Recount holders and bytes of every reachable response, and the ends of chains. Raises
+        AssertionError."""
         holders: dict[StoredResponse, int] = {}
         waiting = list(self._index.values())
         for response in waiting:
@@ -251,6 +257,13 @@ class ResponsesStore:
                     f"{response.id}: {count} holders, {response.num_holders} counted"
                 )
 
+        ends = {each for each in self._index.values() if each.num_holders == 1}
+        if ends != set(self._ends):
+            raise AssertionError(f"{len(ends)} ends of chains, {len(self._ends)} in order")
+        times = [each.expires_at for each in self._ends if not each.running]
+        if times != sorted(times):
+            raise AssertionError("the ends of chains are not in the order of their last use")
+
     def _finish(self, response: StoredResponse, status: ResponseStatus) -> None:
         response.status = status
         response.ended_at = self._wall_clock()
@@ -266,36 +279,46 @@ class ResponsesStore:
         self._num_bytes += added
 
     def _touch(self, response: StoredResponse) -> None:
-        """Make a chain the last to go; within it, the end goes before what it builds on."""
-        expires_at = self._clock() + self._ttl_s
-        for node in response.chain():
-            key = (node.tenant, node.id)
-            if key in self._index:
-                node.expires_at = expires_at
-                self._index.move_to_end(key)
+        """Make a response, and so what it continues, the last to go."""
+        response.expires_at = self._clock() + self._ttl_s
+        if response in self._ends:
+            self._ends.move_to_end(response)
 
     def _expire(self) -> None:
         now = self._clock()
         while (oldest := self._oldest()) is not None and oldest.expires_at <= now:
-            self.discard(oldest)
+            self._drop(oldest)
 
     def _evict(self) -> None:
         while self._num_bytes > self._max_bytes and (oldest := self._oldest()) is not None:
-            self.discard(oldest)
+            self._drop(oldest)
 
     def _oldest(self) -> StoredResponse | None:
         """The first to go; running ones, few at a time, are passed over."""
-        ended = (node for node in self._index.values() if not node.running)
-        return next(ended, None)
+        return next((node for node in self._ends if not node.running), None)
 
-    def _release(self, response: StoredResponse) -> None:
+    def _drop(self, oldest: StoredResponse) -> None:
+        del self._index[oldest.tenant, oldest.id]
+        self._release(oldest, was_oldest=True)
+
+    def _release(self, response: StoredResponse, *, was_oldest: bool) -> None:
+        self._ends.pop(response, None)
         node: StoredResponse | None = response
         while node is not None:
             node.num_holders -= 1
             if node.num_holders:
-                return
+                break
             self._num_bytes -= node.num_bytes
             node = node.previous
+        if node is None or node.num_holders > 1 or (node.tenant, node.id) not in self._index:
+            return
+        # It is an end now: next to go, unless it was used by its own name since.
+        self._ends[node] = None
+        if was_oldest and node.expires_at <= max(response.expires_at, self._clock()):
+            node.expires_at = response.expires_at
+            self._ends.move_to_end(node, last=False)
+        else:
+            self._touch(node)
 
 
 def _message_bytes(message: Message) -> int:

@@ -61,7 +61,12 @@ async def decode_body(body: bytes, decode: Callable[[bytes], T], limits: Limits)
     keeps serving the others."""
     if len(body) <= limits.offload_bytes:
         return decode(body)
-    return await anyio.to_thread.run_sync(decode, body)
+
+    def decode_large() -> T:
+        wire.require_few_values(body)
+        return decode(body)
+
+    return await anyio.to_thread.run_sync(decode_large)
 
 
 async def read_request(

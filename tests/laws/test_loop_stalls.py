@@ -93,6 +93,25 @@ def messages(num_bytes: int) -> list[dict[str, Any]]:
     return [*pair * (num_bytes // len(json.dumps(pair))), pair[0]]
 
 
+def tool(enum: list[Any], **fields: Any) -> dict[str, Any]:
+    """A tool whose parameters are one list, in this form and that."""
+    parameters = {"enum": enum, **fields}
+    function = {"name": "f", "parameters": parameters}
+    return {"type": "function", "function": function, **function, "input_schema": parameters}
+
+
+def called(input: dict[str, Any]) -> list[dict[str, Any]]:
+    """A conversation of Messages in which a tool was called."""
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": input}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
+    return [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+
+
+EMPTY: list[Any] = [[]] * (SIZE // 4)
 LONG = [{"role": "user", "content": text(SIZE)}]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat, one long message": ("/v1/chat/completions", {"messages": LONG}),
@@ -119,6 +138,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "detokenize": ("/detokenize", {"tokens": [1234] * (SIZE // 6)}),
     "no JSON": ("/v1/chat/completions", {"": "\ud800" * (SIZE // 6)}),
     "a list of lists": ("/v1/chat/completions", {"messages": [[]] * (SIZE // 4)}),
+    "chat, a tool of lists": (
+        "/v1/chat/completions",
+        {"messages": messages(100), "tools": [tool(EMPTY)]},
+    ),
+    "chat, as many lists as may be": (
+        "/v1/chat/completions",
+        {"messages": messages(100), "tools": [tool([[]] * 24_000)]},
+    ),
+    "chat, a tool of numbers": (
+        "/v1/chat/completions",
+        {"messages": messages(100), "tools": [tool([1] * (SIZE // 3))]},
+    ),
+    "responses, a tool of lists": ("/v1/responses", {"input": "hi", "tools": [tool(EMPTY)]}),
+    "responses, items of lists": ("/v1/responses", {"input": EMPTY}),
+    "messages, a tool of keys": (
+        "/v1/messages",
+        {
+            "messages": messages(100),
+            "max_tokens": 9,
+            "tools": [{"name": "f", "input_schema": {f"{i:x}": 0 for i in range(SIZE // 12)}}],
+        },
+    ),
+    "messages, a call of lists": (
+        "/v1/messages",
+        {"messages": called({"a": EMPTY}), "max_tokens": 9},
+    ),
+    "an unknown field of lists": ("/v1/chat/completions", {"messages": messages(9), "x": EMPTY}),
 }
 
 

@@ -48,13 +48,20 @@ def refusal(server: LiveServer, raw: bytes | dict[str, Any]) -> dict[str, Any]:
         b'{"model": "\xff"}',
         b'{"model": "\\ud800"}',
         b'{"temperature": NaN}',
-        b'{"x": ' + b"[" * 100_000,
-        b'{"x": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+        b'{"x": ' + b"[" * 40_000,
+        b'{"x": ' + b'{"a":' * 20_000 + b"1" + b"}" * 20_000 + b"}",
     ],
 )
 def test_malformed_json(server: LiveServer, raw: bytes) -> None:
     error = refusal(server, raw)
     assert (error["status"], error["code"], error["param"]) == (400, "invalid_json", None)
+
+
+def test_a_body_of_too_many_values(server: LiveServer) -> None:
+    for raw in (b'{"x": ' + b"[" * 100_000, b'{"a": "", "x" : ["", ' + b"{}," * 100_000 + b"1]}"):
+        error = refusal(server, raw)
+        assert (error["status"], error["code"], error["param"]) == (400, "invalid_value", "x")
+        assert "50000" in error["message"]
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"null", b'"text"', b"7"])

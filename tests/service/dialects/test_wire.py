@@ -75,3 +75,31 @@ def test_the_error_object() -> None:
     assert msgspec.json.decode(wire.encode_error(error)) == {
         "error": {"message": "No.", "type": "invalid_request_error", "param": "p", "code": "c"}
     }
+
+
+@pytest.mark.parametrize(
+    "piece", [b"[]", b"{}", b'"a"', b'{"a":1}', b'["[["]', b'"\\""', b'"\\\\"']
+)
+def test_a_body_of_too_many_values_is_refused_before_it_is_read(piece: bytes) -> None:
+    wire.require_few_values(b"[" + b",".join([piece] * 24_000) + b"]")
+    with pytest.raises(ApiError) as error:
+        wire.require_few_values(b"[" + b",".join([piece] * 50_000) + b"]")
+    assert (error.value.status, error.value.code) == (400, "invalid_value")
+    assert "50000" in error.value.message
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '\\"{' * 100_000, "a, b; " * 50_000])
+def test_what_stands_in_a_text_is_no_value(text: str) -> None:
+    wire.require_few_values(msgspec.json.encode({"messages": [{"content": text}]}))
+
+
+def test_numbers_and_larger_bodies_may_be_more() -> None:
+    wire.require_few_values(b"[" + b"12," * 300_000 + b"1]")
+    wire.require_few_values(b"[" + b'"%b",' % (b"x" * 30) * 100_000 + b"1]")
+
+
+def test_free_form_json_of_too_many_values_is_refused() -> None:
+    wire.require_shallow({"a": [1] * (wire.MAX_VALUES - 1)}, "x")
+    with pytest.raises(ApiError) as error:
+        wire.require_shallow({"a": [1] * wire.MAX_VALUES}, "x.y")
+    assert error.value.param == "x.y"

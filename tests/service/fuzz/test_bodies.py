@@ -16,6 +16,13 @@ SAID = "ok, and whole"
 REFUSALS = (400, 404, 408)
 
 
+# The server's thread draws trace ids meanwhile, which hypothesis takes for the strategies' doing.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning",
+    "ignore:Generating overly large repr:hypothesis.errors.HypothesisWarning",
+)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     with run_server(text_script(SAID)) as running:

@@ -23,6 +23,13 @@ LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 PROBE = '{"type": "are you there?"}'
 
 
+# The server's thread draws trace ids meanwhile, which hypothesis takes for the strategies' doing.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning",
+    "ignore:Generating overly large repr:hypothesis.errors.HypothesisWarning",
+)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     with run_server(text_script(SAID)) as running:

@@ -196,18 +196,52 @@ def test_the_byte_cap_drops_the_least_recently_used_and_ends_of_chains_first() -
     store.check()
 
 
-def test_a_dropped_predecessor_stays_readable_through_its_continuation() -> None:
+def test_a_predecessor_lives_as_long_as_its_continuation() -> None:
     clock = Clock()
     store = ResponsesStore(ttl_s=10, clock=clock)
     parent = say(store, store.begin("a", user("p")), "x")
     child = store.begin("a", user("c"), previous=parent)
     clock.now = 20
+    assert store.get("a", parent.id) is parent, "what continues it runs"
+    say(store, child, "y")
+    store.check()
+    assert store.get("a", child.id) is None
+    assert store.get("a", parent.id) is parent, "it was used by its own name at 20"
+    store.check()
+    clock.now = 30
+    assert store.get("a", parent.id) is None
+    assert len(store) == store.num_bytes == 0
+
+
+def test_a_deleted_predecessor_stays_readable_through_its_continuation() -> None:
+    store = ResponsesStore()
+    parent = say(store, store.begin("a", user("p")), "x")
+    child = say(store, store.begin("a", user("c"), previous=parent), "y")
+    store.delete(parent)
     assert store.get("a", parent.id) is None
     assert texts(child.prompt())[0] == ("user", "p")
     store.check()
-    before = store.num_bytes
     store.discard(child)
-    assert store.num_bytes == 0 < before
+    store.check()
+    assert store.num_bytes == 0
+
+
+def test_a_chain_goes_from_its_end_when_room_is_needed() -> None:
+    store = ResponsesStore(max_bytes=60_000)
+    chain = [say(store, store.begin("a", user("x" * 500)), "a")]
+    for _ in range(9):
+        chain.append(say(store, store.begin("a", user("x" * 500), previous=chain[-1]), "a"))
+    other = say(store, store.begin("a", user("x" * 500)), "b")
+    size = len(store)
+    while store.get("a", chain[0].id) is not None:
+        other = say(store, store.begin("a", user("y" * 500), previous=other), "c")
+        alive = [store.get("a", each.id) is not None for each in chain[1:]]
+        assert alive == sorted(alive, reverse=True)
+        store.check()
+        if len(store) > 200:
+            break
+    assert store.num_bytes <= 60_000
+    assert size < len(store)
 
 
 @settings(max_examples=60, deadline=None)
