@@ -15,12 +15,14 @@ from engine.api import EngineError
 from engine.core import Core
 from engine.execution.grammar import GrammarCompiler
 from engine.execution.kv_memory import count_pages
+from engine.execution.page_reader import PageReader
 from engine.execution.runner import ModelRunner
 from engine.execution.saved_cache import SavedCache
 from engine.models import LoadedModel, load_model
 from engine.scheduling.core import EngineCore
 from engine.scheduling.itl_controller import ItlController
 from engine.scheduling.output import OutputRules
+from engine.scheduling.restoring import Restoring
 from engine.scheduling.scheduler import Scheduler
 from engine.step_meter import StepMeter
 from engine.text import TextAssets, load_text
@@ -32,6 +34,7 @@ from kernels.registry import Selection, select_backend
 from kernels.roofline import StepCosts, WeightBytes
 from prefix_cache.cache import PrefixCache
 from prefix_cache.eviction import ExpectedReuse
+from prefix_cache.restore import Restores
 from prefix_cache.snapshot import Identity
 from prefix_cache.tiers import DiskTier
 
@@ -132,6 +135,13 @@ def assemble_core(
         page_size=config.page_size,
         itl_target_ms=config.itl_target_ms,
     )
+    runner = ModelRunner(backend, loaded, kv)
+    restoring: Restoring | None = None
+    if config.cache_disk_bytes:
+        tier = _disk_tier(config, info, runner)
+        cache.attach(tier)
+        reader, restores = PageReader(tier.read), Restores(cache, tier)
+        restoring = Restoring(restores, runner.import_page, info.page_bytes, reader)
     scheduler = Scheduler(
         cache,
         controller,
@@ -139,10 +149,8 @@ def assemble_core(
         max_running=config.max_running,
         ttft_target_ms=config.ttft_target_ms,
         clock_ns=clock_ns,
+        restoring=restoring,
     )
-    runner = ModelRunner(backend, loaded, kv)
-    if config.cache_disk_bytes:
-        cache.attach(_disk_tier(config, info, runner))
     saved: SavedCache | None = None
     if config.cache_dir:
         identity = Identity(
@@ -167,6 +175,7 @@ def assemble_core(
         clock_ns=clock_ns,
         saved=saved,
         idle_audit_s=config.idle_audit_s,
+        restoring=restoring,
     )
 
 

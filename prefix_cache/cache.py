@@ -75,7 +75,7 @@ class PrefixCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` gives seconds, for leases and for when something was evicted."""
-        self._page_size = page_size
+        self.page_size = page_size
         self._policy = policy or LeastRecentlyUsed()
         self.clock = clock
         self._forest = RadixForest(num_pages, page_size)
@@ -102,10 +102,10 @@ class PrefixCache:
         tokens = _as_tokens(token_ids)
         found = self._forest.match(namespace, tokens[:limit])
         length = found.num_tokens
-        full = length // self._page_size
+        full = length // self.page_size
         eviction = self._evicted.find(namespace, tokens, length)
-        origin = origin_of(found, eviction, self._page_size)
-        capacity = len(tokens) // self._page_size + 1
+        origin = origin_of(found, eviction, self.page_size)
+        capacity = len(tokens) // self.page_size + 1
         table = PageTable(namespace, found.runs, length, origin, capacity)
         self._hold(table.page_ids, full)
         if len(self._leases):
@@ -125,37 +125,9 @@ class PrefixCache:
         tier = self._tier
         return (len(tier), tier.num_restored, tier.num_damaged) if tier is not None else (0, 0, 0)
 
-    def restore(
-        self, namespace: Namespace, token_ids: TokenIds, compute_ms: Callable[[int, int], float]
-    ) -> int:
-        """Bring back what the second tier has of a prompt beyond `match`, if that is cheaper than
-        computing it: `compute_ms(past, count)` tells of tokens behind others. How many tokens; they
-        are cached then, as any."""
-        tier = self._tier
-        if tier is None or not len(tier):
-            return 0
-        tokens, page_size = _as_tokens(token_ids), self._page_size
-        found = self._forest.match(namespace, tokens)
-        whole = found.num_tokens // page_size
-        after = int(found.pages[whole - 1]) if whole else None
-        count = tier.find(namespace, tokens, after, whole)
-        past = whole * page_size
-        if not count or count * tier.page_ms >= compute_ms(past, count * page_size):
-            return 0
-        table = self.match(namespace, tokens, past).table
-        end = past
-        for index in range(whole, whole + count):
-            if self.extend(table, end + page_size) is None:
-                break
-            page = int(table.page_ids[index])
-            before = int(table.page_ids[index - 1]) if index else None
-            if not tier.bring(namespace, tokens, before, index, page):
-                break
-            end += page_size
-            self.publish(table, tokens, end)
-        table.published = False  # it is no request that the policy could learn from
-        self.release(table)
-        return end - past
+    def find(self, namespace: Namespace, token_ids: TokenIds) -> Match:
+        """What `match` would find now, to be read only; changes nothing."""
+        return self._forest.match(namespace, _as_tokens(token_ids))
 
     def explain(self, namespace: Namespace, token_ids: TokenIds) -> Explanation:
         """What `match` would find now and why not more; changes nothing."""
@@ -181,11 +153,11 @@ class PrefixCache:
         if num_tokens <= table.num_writable:
             return ()
         self._check_live(table)
-        first, offset = divmod(table.num_tokens, self._page_size)
+        first, offset = divmod(table.num_tokens, self.page_size)
         shares_tail = bool(offset) and not table.is_append_owner
         tail = int(table.page_ids[first]) if shares_tail else -1
         copies_tail = shares_tail and not self._pool.may_append(tail, offset)
-        num_new = -(-num_tokens // self._page_size) - table.num_pages + copies_tail
+        num_new = -(-num_tokens // self.page_size) - table.num_pages + copies_tail
         missing = num_new - self._pool.num_free
         if missing > self._pool.num_cached:
             return None
@@ -201,7 +173,7 @@ class PrefixCache:
         elif shares_tail:
             self._pool.owned[tail] = True
         table.append(new_pages)
-        table.num_writable = table.num_pages * self._page_size
+        table.num_writable = table.num_pages * self.page_size
         return copies
 
     def publish(
@@ -219,7 +191,7 @@ class PrefixCache:
                 f"{num_tokens} tokens published; {table.num_tokens} are, "
                 f"up to {table.num_writable} are writable"
             )
-        page_size = self._page_size
+        page_size = self.page_size
         start = table.num_tokens // page_size
         end = num_tokens if tail else num_tokens - num_tokens % page_size
         if end > len(token_ids):
@@ -241,7 +213,7 @@ class PrefixCache:
         """
         self._check_live(table)
         pages = table.page_ids
-        full = table.num_tokens // self._page_size
+        full = table.num_tokens // self.page_size
         if table.is_append_owner:
             self._pool.owned[pages[full:]] = False
         if table.copy_source is not None:
@@ -268,17 +240,17 @@ class PrefixCache:
         if table.copy_source is not None:
             raise CacheError("fork while the copy of the last page is planned")
         length = table.num_tokens
-        pages = table.page_ids[: -(-length // self._page_size)]
-        self._hold(pages, length // self._page_size)
-        if length % self._page_size:
-            self._pool.seal(int(pages[-1]), length % self._page_size)
+        pages = table.page_ids[: -(-length // self.page_size)]
+        self._hold(pages, length // self.page_size)
+        if length % self.page_size:
+            self._pool.seal(int(pages[-1]), length % self.page_size)
         child = PageTable(table.namespace, [pages], length)
         self._tables.add(child)
         return child
 
     def count_exclusive(self, table: PageTable) -> int:
         """How many pages nobody would reference any more if this table were released."""
-        full = table.num_tokens // self._page_size
+        full = table.num_tokens // self.page_size
         own = table.page_ids[full:]
         if len(own) and self._forest.is_covered(int(own[0])):
             own = own[1:]
@@ -295,7 +267,7 @@ class PrefixCache:
         now_s = self.clock()
         self.expire()
         found = self._forest.match(namespace, _as_tokens(token_ids))
-        whole = found.pages[: found.num_tokens // self._page_size]
+        whole = found.pages[: found.num_tokens // self.page_size]
         lease = self._leases.grant(namespace, whole, len(token_ids), ttl_s, now_s)
         if lease is not None:
             self.events.leased(lease, self.lease_tokens, ended=False)
@@ -334,7 +306,7 @@ class PrefixCache:
         """The tokens of the pages that a lease holds."""
         node = self._forest.node_of(int(lease.pages[-1]))
         assert node is not None
-        num_tokens = len(lease.pages) * self._page_size
+        num_tokens = len(lease.pages) * self.page_size
         return self._forest.path_tokens(node, node.num_tokens)[:num_tokens]
 
     def roots(self) -> list[tuple[Namespace, Root]]:
@@ -451,7 +423,7 @@ class PrefixCache:
 
     def _insert(self, table: PageTable, tokens: TokenIds, start: int) -> int:
         """Into the tree; the page index from which on the tree did not have them."""
-        page_size, pool = self._page_size, self._pool
+        page_size, pool = self.page_size, self._pool
         after = int(table.page_ids[start - 1]) if start else None
         own = table.page_ids[start : start - (-len(tokens) // page_size)].copy()
         done = self._forest.insert(table.namespace, after, start, tokens, own)

@@ -6,13 +6,14 @@ found by the id of the page before it and its own tokens, compared one by one. S
 and what an id's page held can be reached only through the very prefix it was computed for. Ids
 of namespaces are where prefixes begin.
 
-A page is in one tier at a time. Moves happen between steps and are whole when they return.
+A page is in one tier at a time: on the device, on disk, or on its way back, when it can be read and
+nothing else leads to it. Only `read` may be called on another thread.
 """
 
 import mmap
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -36,8 +37,16 @@ class Device(Protocol):
     def export_page(self, page: int) -> bytes:
         """What a page holds."""
 
-    def import_page(self, page: int, data: bytes) -> None:
-        """The inverse of `export_page`."""
+
+@dataclass(frozen=True, slots=True)
+class DiskPage:
+    """A page on its way back: its id, where it is in the file, and what it must add up to.
+    `epoch` counts how often everything was forgotten before."""
+
+    id: int
+    slot: int
+    checksum: int
+    epoch: int
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +94,10 @@ class DiskTier:
         self._roots: dict[Namespace, int] = {}
         self._records: dict[int, _Record] = {}
         self._below: dict[int, dict[bytes, int]] = {}
-        self._restore_ms = page_bytes / _FIRST_GUESS_BYTES_PER_MS
+        self._returning: dict[int, int] = {}
+        self._epoch = 0
+        self._read_ms = page_bytes / _FIRST_GUESS_BYTES_PER_MS
+        self._import_ms = 0.0
         self.num_restored = 0
         self.num_damaged = 0
 
@@ -95,7 +107,7 @@ class DiskTier:
     @property
     def page_ms(self) -> float:
         """What bringing back a page takes, as lately measured."""
-        return self._restore_ms
+        return self._read_ms + self._import_ms
 
     def leave(self, forest: RadixForest, leaf: Node, num_kept: int) -> None:
         """The pages of the leaf behind the first `num_kept` are about to be cut: keep the full
@@ -125,30 +137,63 @@ class DiskTier:
             count += 1
         return count
 
-    def bring(
-        self, namespace: Namespace, tokens: TokenIds, after: int | None, index: int, page: int
-    ) -> bool:
-        """Put the page at page index `index`, behind `after`, into the device's page; whether it
-        was there, and whole. It is the device's then."""
+    def take_out(
+        self, namespace: Namespace, tokens: TokenIds, after: int | None, index: int, count: int
+    ) -> tuple[DiskPage, ...]:
+        """Begin to bring back what `find` found, at most `count` pages; each is on its way until
+        `land` is told of it."""
         parent = self._roots.get(namespace, 0) if after is None else int(self._ids[after])
-        found = self._next(parent, tokens, index) if parent else None
-        if found is None:
-            return False
+        taken: list[DiskPage] = []
+        while parent and len(taken) < count:
+            found = self._next(parent, tokens, index + len(taken))
+            if found is None:
+                break
+            record = self._unlink(found)
+            self._returning[found] = record.slot
+            taken.append(DiskPage(found, record.slot, record.checksum, self._epoch))
+            parent = found
+        return tuple(taken)
+
+    def read(self, page: DiskPage) -> bytes | None:
+        """What a page on its way holds; None where that is not what was written. May be called on
+        any thread, which waits for the disk alone."""
+        place = page.slot * self._page_bytes
+        buffer = np.empty(self._page_bytes, dtype=np.uint8)
         start_s = self._clock_s()
-        record = self._records[found]
-        place = record.slot * self._page_bytes
-        data = self._memory[place : place + self._page_bytes]
-        if xxhash.xxh3_64_intdigest(data) != record.checksum:
-            self.num_damaged += 1
-            self._drop(found)
-            return False
-        self._device.import_page(page, data)
-        self._forget(found)
-        self._ids[page] = found
-        self.num_restored += 1
-        took_ms = (self._clock_s() - start_s) * 1e3
-        self._restore_ms += _WEIGHT * (took_ms - self._restore_ms)
-        return True
+        np.copyto(buffer, np.frombuffer(self._memory, np.uint8, self._page_bytes, place))
+        data = buffer.tobytes()
+        good = xxhash.xxh3_64_intdigest(data) == page.checksum
+        self._read_ms += _WEIGHT * ((self._clock_s() - start_s) * 1e3 - self._read_ms)
+        return data if good else None
+
+    def note_import(self, page_ms: float) -> None:
+        """What it lately took to put a page that was read into the device's memory."""
+        self._import_ms += _WEIGHT * (page_ms - self._import_ms)
+
+    def is_current(self, pages: Sequence[DiskPage]) -> bool:
+        """Whether nothing was forgotten since these were taken out."""
+        return all(page.epoch == self._epoch for page in pages)
+
+    def land(
+        self, pages: Sequence[DiskPage], device_pages: Sequence[int], *, damaged: bool
+    ) -> None:
+        """End the way of these pages: the first of them are the device's now, in these pages; the
+        rest is lost with all that only it leads to. `damaged`: the first lost one was not what was
+        written."""
+        if not self.is_current(pages):
+            return
+        for page, device_page in zip(pages, device_pages, strict=False):
+            self._free.append(self._returning.pop(page.id))
+            known = int(self._ids[device_page])
+            if known:  # computed meanwhile, and known by another id
+                self._adopt(page.id, known)
+            else:
+                self._ids[device_page] = page.id
+        self.num_restored += len(device_pages)
+        self.num_damaged += damaged
+        for page in pages[len(device_pages) :]:
+            self._free.append(self._returning.pop(page.id))
+            self._orphan(page.id)
 
     def count_below(self, namespace: Namespace, pages: NDArray[np.int64], most: int) -> int:
         """How many pages on disk go on from any of these pages of the device, or, where there are
@@ -171,12 +216,15 @@ class DiskTier:
         self._free = list(range(len(self._memory) // self._page_bytes))
         self._records.clear()
         self._below.clear()
+        self._returning.clear()
         self._roots.clear()
         self._ids[:] = 0
+        self._epoch += 1
 
     def differences(self) -> Iterator[str]:
         """Every way in which the tier's own books disagree."""
-        slots = [record.slot for record in self._records.values()] + self._free
+        slots = [record.slot for record in self._records.values()]
+        slots += [*self._returning.values(), *self._free]
         if sorted(slots) != list(range(len(self._memory) // self._page_bytes)):
             yield "disk: a slot is lost, or held twice"
         linked = {
@@ -187,7 +235,12 @@ class DiskTier:
         held = {(record.parent, record.tokens): each for each, record in self._records.items()}
         if linked != held:
             yield "disk: pages and the way to them differ"
-        reachable = {*self._records, *self._roots.values(), *self._ids[self._ids > 0].tolist()}
+        reachable = {
+            *self._records,
+            *self._returning,
+            *self._roots.values(),
+            *self._ids[self._ids > 0].tolist(),
+        }
         if lost := self._below.keys() - reachable:
             yield f"disk: {len(lost)} pages have nothing before them"
 
@@ -276,11 +329,15 @@ class DiskTier:
             self._below.pop(each, None)
 
     def _forget(self, own: int) -> None:
-        """Take a page out; what goes on from it stays."""
+        """Take a page out, and its place is free; what goes on from it stays."""
+        self._free.append(self._unlink(own).slot)
+
+    def _unlink(self, own: int) -> _Record:
+        """Take a page out of the books."""
         record = self._records.pop(own)
-        self._free.append(record.slot)
         below = self._below.get(record.parent)
         if below is not None and below.get(record.tokens) == own:
             del below[record.tokens]
             if not below:
                 del self._below[record.parent]
+        return record

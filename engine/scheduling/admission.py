@@ -10,6 +10,7 @@ from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefill_lanes import share
 from engine.scheduling.ranking import Ranking
 from engine.scheduling.request import Request
+from engine.scheduling.restoring import Restoring
 from engine.scheduling.waiting_queue import WaitingQueue
 from prefix_cache.cache import PrefixCache
 from prefix_cache.in_flight import InFlight
@@ -33,6 +34,7 @@ class Admission:
     preemption: Preemption
     ranking: Ranking
     page_size: int
+    restoring: Restoring | None = None
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
 
     def admit(
@@ -55,9 +57,8 @@ class Admission:
             if request is None or not has_place(len(admitted)):
                 break
             candidates.remove(request)
-            if self.follows(request):
+            if self.follows(request) or self._waits_for_disk(request):
                 continue
-            self._restore(request)
             self.take(request)
             if self._share_tail(request, running):
                 self.withdraw(request)
@@ -91,7 +92,14 @@ class Admission:
         return min(served, key=self.ranking.age, default=None)
 
     def _may_start(self, request: Request) -> bool:
+        if request.restore is not None and not request.restore.ended:
+            return False
         return not request.paused and not self.follows(request)
+
+    def _waits_for_disk(self, request: Request) -> bool:
+        if self.restoring is None:
+            return False
+        return self.restoring.holds_back(request, self.ranking.model.chunk_ms)
 
     def follows(self, request: Request) -> bool:
         """Whether the next page of the request is being computed by a running one, which it
@@ -132,14 +140,6 @@ class Admission:
         request.num_computed_tokens = min(match.num_cached_tokens, request.num_tokens - 1)
         request.prefill_end = request.num_tokens
         self.in_flight.register(request, request.namespace, request.token_ids, match.table)
-
-    def _restore(self, request: Request) -> None:
-        """Bring back what was evicted of the prompt, where that is cheaper than computing it."""
-        if not request.is_scoring:
-            compute_ms = self.ranking.model.chunk_ms
-            restored = self.cache.restore(request.namespace, request.token_ids[:-1], compute_ms)
-            request.num_disk_tokens += restored
-            request.num_restored_tokens += restored
 
     def _share_tail(self, request: Request, running: Sequence[Request]) -> bool:
         """Publish the half-filled page of a running response that a taken request goes on from,

@@ -23,6 +23,7 @@ from engine.scheduling.lookout import Lookout
 from engine.scheduling.output import Outcome, OutputRules
 from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
+from engine.scheduling.restoring import Restoring
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
 from engine.stats import EngineLoad, EngineStats, LeaseStats, PoolStats
@@ -88,12 +89,14 @@ class EngineCore:
         clock_ns: Callable[[], int] = monotonic_ns,
         saved: SavedCache | None = None,
         idle_audit_s: float = 0.0,
+        restoring: Restoring | None = None,
     ) -> None:
         """`max_live` bounds the requests that wait or run; more are refused. Without `grammars`,
         requests that have one are refused. `clock_ns` gives all times."""
         self._clock_ns = clock_ns
         self._grammars = grammars
         self._saved = saved
+        self._restoring = restoring
         self._idle_audit = IdleAudit(cache, int(idle_audit_s * 1e9))
         self._info = info
         self._desk = CacheDesk(cache, info, kv_dtype)
@@ -163,7 +166,11 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._aborted or self._refused) or self._scheduler.has_work
+        return bool(self._aborted or self._refused or self._restores) or self._scheduler.has_work
+
+    @property
+    def _restores(self) -> bool:
+        return self._restoring is not None and self._restoring.pending
 
     @property
     def wake_ns(self) -> int:
@@ -173,7 +180,7 @@ class EngineCore:
     def step(self) -> Sequence[EngineEvent]:
         now_ns = self._clock_ns()
         self._cache.expire()
-        self._idle_audit.run_if_due(now_ns, is_idle=not self._live)
+        self._idle_audit.run_if_due(now_ns, is_idle=not (self._live or self._restores))
         events: list[EngineEvent] = [*self._refused]
         self._refused.clear()
         aborted = list(self._aborted.values())
@@ -182,6 +189,8 @@ class EngineCore:
         late = self._scheduler.expired(now_ns)
         events += [self._end(request, FinishReason.DEADLINE, now_ns) for request in late]
         try:
+            if self._restoring is not None:
+                self._restoring.collect()
             plan = self._scheduler.plan(now_ns)
         except Exception as fault:
             _log.exception("planning a step failed")
@@ -195,6 +204,8 @@ class EngineCore:
             events += self._fail(plan.hopeless, "the page pool has no room for the request")
         if plan.chunks:
             events += self._run(plan, now_ns)
+        elif self._restoring is not None and not events:
+            self._restoring.wait()
         if not self.has_work:
             self._meter.rest()
         return events
@@ -288,10 +299,14 @@ class EngineCore:
         return self._lookout.read_node(page)
 
     def save(self) -> None:
+        if self._restoring is not None:
+            self._restoring.close()
         if self._saved is not None:
             self._saved.save()
 
     def close(self) -> None:
+        if self._restoring is not None:
+            self._restoring.close()
         if self._grammars is not None:
             self._grammars.close()
         self._runner.close()

@@ -12,6 +12,7 @@ from engine.text import StopMatcher
 from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams
 from prefix_cache.cache import Explanation, PageTable
 from prefix_cache.key import Namespace
+from prefix_cache.restore import Restore
 
 MAX_PREEMPTIONS: Final = 3
 """After so many a request is *settled*: it comes back when there is room for all it may ever
@@ -50,7 +51,8 @@ class Request:
     `table` is None unless the request runs (or is being admitted in the current plan).
     `leader`, while this one waits, computes tokens of its prompt too, up to `leads_until`.
     `num_disk_tokens`: brought back for it from the second tier, `num_restored_tokens` of them since
-    it ran last. `num_matched_on_arrival`: of its
+    it ran last; `restore` is under way for it, and `was_restored` once one has ended since it ran
+    last. `num_matched_on_arrival`: of its
     prompt, cached when it was first looked at, -1 before that.
     `max_new_tokens` is `max_tokens` cut to what the context leaves room for.
     `lent_priority` is that of its most urgent follower. `num_matched_tokens`, while it waits, is
@@ -97,11 +99,13 @@ class Request:
         "num_tokens",
         "prefill_end",
         "priority",
+        "restore",
         "sampling",
         "shown_token_ids",
         "status",
         "table",
         "tenant",
+        "was_restored",
         "was_started",
         "weight",
     )
@@ -150,6 +154,8 @@ class Request:
         self.num_matched_on_arrival = -1
         self.num_disk_tokens = 0
         self.num_restored_tokens = 0
+        self.restore: Restore | None = None
+        self.was_restored = False
         self.leader: Request | None = None
         self.leads_until = 0
         self._stop_matcher: StopMatcher | None = None

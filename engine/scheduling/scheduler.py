@@ -12,6 +12,7 @@ from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefill_lanes import share
 from engine.scheduling.ranking import Ranking
 from engine.scheduling.request import Request, RequestStatus
+from engine.scheduling.restoring import Restoring
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
 from engine.scheduling.waiting_queue import WaitingQueue
 from engine.stats import EngineLoad, SchedulingStats
@@ -38,6 +39,7 @@ class Scheduler:
         max_running: int,
         ttft_target_ms: float,
         clock_ns: Callable[[], int] = monotonic_ns,
+        restoring: Restoring | None = None,
     ) -> None:
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -47,13 +49,14 @@ class Scheduler:
         self._preemption = Preemption(cache, page_size)
         self._ranking = Ranking(controller.model, ttft_target_ms)
         self._admission = Admission(
-            cache, self._in_flight, self._preemption, self._ranking, page_size
+            cache, self._in_flight, self._preemption, self._ranking, page_size, restoring
         )
         self._meter = LoadMeter(controller, max_running)
         self._page_size = page_size
         self._max_running = max_running
         self._clock_ns = clock_ns
         self._deadlines: list[Request] = []
+        self._restoring = restoring
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -213,7 +216,10 @@ class Scheduler:
         """Not even the first in order has room, with nobody left to take pages from. If it runs,
         it holds a shared page that it cannot copy: it goes back, to be matched without that page.
         If it could not even begin with nothing else running, leases give way to it, one each
-        step; once there are none, it never will."""
+        step; once there are none, it never will. What is held for pages from disk comes free soon.
+        """
+        if self._restoring is not None and self._restoring.pending:
+            return
         if request.status is RequestStatus.RUNNING:
             self._put_back(request, now_ns)
         elif not self.running and self._cache.break_lease() is None:
@@ -270,6 +276,7 @@ class Scheduler:
             num_disk_tokens=min(matched, request.num_restored_tokens),
         )
         request.num_restored_tokens = 0
+        request.was_restored = False
         request.move_to(RequestStatus.RUNNING)
         self.running.append(request)
 

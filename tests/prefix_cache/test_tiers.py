@@ -12,6 +12,7 @@ from prefix_cache.cache import PrefixCache
 from prefix_cache.eviction import ExpectedReuse
 from prefix_cache.key import Namespace
 from prefix_cache.radix_tree import Root
+from prefix_cache.restore import Restore, Restores
 from prefix_cache.snapshot import Identity
 from prefix_cache.tiers import DiskTier
 from tests.prefix_cache.oracle import as_array, common_length, namespace
@@ -39,6 +40,7 @@ class Machine:
             num_bytes=self.num_slots * PAGE_BYTES,
         )
         self.cache.attach(self.tier)
+        self.restores = Restores(self.cache, self.tier)
 
     def export_page(self, page: int) -> bytes:
         return self.pages[page]
@@ -68,7 +70,29 @@ class Machine:
         return found
 
     def restore(self, name: Namespace, tokens: list[int], ms_per_token: float = 1e9) -> int:
-        return self.cache.restore(name, as_array(tokens), lambda past, count: count * ms_per_token)
+        """Bring back what is on disk, as an engine does between two steps."""
+        under_way = list(self.restores.open)
+        restore = self.begin(name, tokens, ms_per_token)
+        if restore is None or restore in under_way:
+            return 0
+        self.read_to_end(restore)
+        return restore.num_tokens
+
+    def begin(
+        self, name: Namespace, tokens: list[int], ms_per_token: float = 1e9
+    ) -> Restore | None:
+        return self.restores.begin(name, as_array(tokens), lambda past, count: count * ms_per_token)
+
+    def read_to_end(self, restore: Restore) -> None:
+        num_good = 0
+        for page in restore.pages:
+            data = self.tier.read(page)
+            if data is None:
+                break
+            self.import_page(restore.target(num_good), data)
+            num_good += 1
+        damaged = num_good < len(restore.pages) and self.tier.is_current(restore.pages)
+        self.restores.end(restore, num_good, damaged=damaged)
 
 
 def contents(name: Namespace, tokens: list[int]) -> bytes:
@@ -219,3 +243,70 @@ def test_walks_with_restarts(tmp_path: Path) -> None:
                 machine.cache.audit()
     assert num_found > 0
     assert num_restored > 0
+
+
+def test_what_is_on_its_way_is_found_by_nobody_until_it_is_there() -> None:
+    machine = Machine()
+    machine.keep(A, ONE)
+    machine.keep(A, TWO)
+    restore = machine.begin(A, ONE)
+    assert restore is not None
+    assert len(restore.pages) == 4
+    machine.cache.audit()
+    assert machine.cache.peek(A, as_array(ONE)) == 16
+    assert machine.begin(A, [*ONE[:20], 9, 9, 9, 9]) is restore, "it needs the same page next"
+    assert machine.begin(A, [*ONE[:16], 9, 9, 9, 9]) is None
+    assert machine.begin(B, ONE) is None
+    machine.read_to_end(restore)
+    assert (restore.ended, restore.num_tokens) == (True, 16)
+    assert machine.keep(A, ONE) == 32
+
+
+def test_what_was_computed_meanwhile_stays_and_what_follows_is_found_behind_it() -> None:
+    machine = Machine(num_pages=20)
+    machine.keep(A, ONE)
+    machine.keep(A, TWO)
+    machine.keep(A, list(range(201, 281)))
+    assert machine.cache.peek(A, as_array(ONE)) == 0
+    restore = machine.begin(A, ONE[:17])
+    assert restore is not None
+    assert len(restore.pages) == 4
+    match = machine.cache.match(A, as_array(ONE[:16]))
+    assert machine.cache.extend(match.table, 16) is not None
+    for index, page in enumerate(match.table.pages):
+        machine.pages[page] = contents(A, ONE[: (index + 1) * P])
+    machine.cache.publish(match.table, as_array(ONE[:16]), 16)
+    machine.cache.release(match.table)
+    machine.read_to_end(restore)
+    machine.cache.audit()
+    assert machine.restore(A, ONE) == 16, "behind pages that another computed"
+    assert machine.keep(A, ONE) == 32
+
+
+def test_a_flush_while_pages_are_read_drops_them_too() -> None:
+    machine = Machine()
+    machine.keep(A, ONE)
+    machine.keep(A, TWO)
+    restore = machine.begin(A, ONE)
+    assert restore is not None
+    machine.cache.flush()
+    machine.cache.audit()
+    machine.published.clear()
+    machine.keep(A, list(range(40, 60)))
+    machine.read_to_end(restore)
+    machine.cache.audit()
+    assert restore.num_tokens == 0
+    assert machine.cache.peek(A, as_array(ONE)) <= 16
+    assert machine.tier.num_damaged == 0
+
+
+def test_a_prompt_that_finds_no_room_waits_for_it() -> None:
+    machine = Machine(num_pages=9)
+    machine.keep(A, ONE)
+    machine.keep(A, TWO)
+    running = machine.cache.match(A, as_array(TWO)).table
+    assert machine.cache.extend(running, 32) is not None
+    assert machine.begin(A, ONE) is None
+    machine.cache.audit()
+    machine.cache.release(running)
+    assert machine.restore(A, ONE) > 0
