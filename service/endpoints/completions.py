@@ -1,15 +1,13 @@
 """`POST /v1/completions`: decode, tokenise, generate, encode."""
 
-import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from anyio import to_thread
 from starlette.types import Receive, Scope, Send
 
-from service.choices import begin, begin_copies, gather
+from service.choices import Choice, begin, begin_copies
 from service.dialects import completions_decode
 from service.dialects.completions_decode import CompletionRequest, Prompt
 from service.dialects.completions_encode import (
@@ -17,17 +15,11 @@ from service.dialects.completions_encode import (
     CompletionStream,
     encode_completion,
 )
+from service.endpoints.side_by_side import Begun, Dialect, answer_choices, choice_records
 from service.errors import ApiError, context_exceeded, invalid
-from service.events import Event, RequestRecord
+from service.events import RequestRecord
 from service.services import Services
-from service.telemetry.sinks import all_finished
-from service.transport.http import (
-    begin_record,
-    read_request,
-    send_answer,
-    while_connected,
-)
-from service.transport.sse import send_choices
+from service.transport.http import read_request
 
 
 class Completions:
@@ -40,72 +32,56 @@ class Completions:
         """Raises ApiError while nothing has been answered; ClientGone if the client left."""
         start_ns = time.monotonic_ns()
         services = self._services
-        limits = services.settings.limits
         request = await read_request(
             scope,
             receive,
             partial(completions_decode.decode, card=services.card),
-            limits,
+            services.settings.limits,
             services.records,
             operation="text_completion",
             start_ns=start_ns,
         )
-        num_choices = len(request.prompts) * request.n
-        group = secrets.token_hex(8)
-        records = [_record(scope, request, start_ns, group, n) for n in range(num_choices)]
+        records = choice_records(
+            scope,
+            operation="text_completion",
+            model=request.model,
+            start_ns=start_ns,
+            stream=request.stream,
+            num_prompts=len(request.prompts),
+            num_per_prompt=request.n,
+        )
+        begin_all = partial(self._begin_all, request, records)
+        await answer_choices(scope, receive, send, services, records, begin_all)
 
-        async def answer() -> None:
-            with all_finished(services.records, records):
-                async with AsyncExitStack() as stack:
-                    await self._answer(scope, send, request, records, stack)
-
-        await while_connected(receive, answer, records)
-
-    async def _answer(
-        self,
-        scope: Scope,
-        send: Send,
-        request: CompletionRequest,
-        records: list[RequestRecord],
-        stack: AsyncExitStack,
-    ) -> None:
-        services = self._services
+    async def _begin_all(
+        self, request: CompletionRequest, records: Sequence[RequestRecord], stack: AsyncExitStack
+    ) -> tuple[Begun, Dialect]:
         prompts: list[CompletionPrompt] = []
         for index, prompt in enumerate(request.prompts):
             prompts.append(await self._prompt(request, prompt, index, records))
-        first: list[Event] = []
-        choices: list[AsyncGenerator[Event, None]] = []
+        begun = Begun()
         for index, tokenised in enumerate(prompts):
             mine = records[index * request.n : (index + 1) * request.n]
             try:
-                more = await self._begin(request, tokenised, index, mine, stack)
+                begun.add(await self._begin(request, tokenised, index, mine, stack))
             except ApiError as error:
                 raise _of_prompt(error, _path(request, index)) from error
-            first += more[0]
-            choices += more[1]
-        if request.stream:
-            encoder = CompletionStream(request, prompts, services.card, services.assets.vocabulary)
-            limits = services.settings.limits
-            await send_choices(scope, send, first, choices, encoder, records, limits)
-            return
-        joined = await gather(choices)
-        encode = partial(
-            encode_completion,
-            *(request, prompts, joined),
-            *(services.card, services.assets.vocabulary),
-        )
-        # Log-probabilities of a long answer are hundreds of thousands of objects.
-        many = any(choice.answer.tokens or choice.scored for choice in joined)
-        await send_answer(send, 200, await to_thread.run_sync(encode) if many else encode())
+        served = self._services.card, self._services.assets.vocabulary
+
+        def whole(joined: Sequence[Choice]) -> bytes:
+            return encode_completion(request, prompts, joined, *served)
+
+        stream = partial(CompletionStream, request, prompts, *served) if request.stream else None
+        return begun, Dialect(stream, whole)
 
     async def _begin(
         self,
         request: CompletionRequest,
         prompt: CompletionPrompt,
         index: int,
-        records: list[RequestRecord],
+        records: Sequence[RequestRecord],
         stack: AsyncExitStack,
-    ) -> tuple[list[Event], list[AsyncGenerator[Event, None]]]:
+    ) -> Begun:
         """All choices of one prompt. In a shown prompt each scores its own copy of it."""
         generator, wanted = self._services.generator, request.generation(index)
         run = generator.run_tokens(wanted, prompt.token_ids, records[0])
@@ -113,14 +89,14 @@ class Completions:
         first, choices = await begin_copies(
             stack, generator, wanted, admitted, records[1:], scores=request.scores_echo
         )
-        return [admitted, *first], [events, *choices]
+        return Begun([admitted, *first], [events, *choices])
 
     async def _prompt(
         self,
         request: CompletionRequest,
         prompt: Prompt,
         index: int,
-        records: list[RequestRecord],
+        records: Sequence[RequestRecord],
     ) -> CompletionPrompt:
         """The tokens of a text, or, where it is shown, the text of tokens; off the event loop.
 
@@ -169,18 +145,3 @@ def _of_prompt(error: ApiError, path: str) -> ApiError:
         param=path,
         headers=error.headers,
     )
-
-
-def _record(
-    scope: Scope, request: CompletionRequest, start_ns: int, group: str, choice: int
-) -> RequestRecord:
-    record = begin_record(
-        scope,
-        operation="text_completion",
-        model=request.model,
-        start_ns=start_ns,
-        stream=request.stream,
-    )
-    record.choice, record.num_choices = choice, len(request.prompts) * request.n
-    record.num_per_prompt, record.group = request.n, group
-    return record

@@ -2,16 +2,16 @@
 
 import itertools
 import json
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.scripted import Script, ScriptStep, text_script
-from engine.types import EngineRequest, FinishReason, TokenLogprobs
+from engine.types import FinishReason, TokenLogprobs
 from tests.service.calls import CHAT, ask, body, content, data_of, joined, stream
 from tests.service.conftest import CONTEXT, LiveServer, quick, run_server
+from tests.service.endpoints.stage import Stage
 
 CAT = "😸"
 HARD_TEXTS = [
@@ -28,29 +28,6 @@ def split(data: bytes, cuts: tuple[int, ...]) -> Script:
     edges = [0, *sorted(cuts), len(data)]
     steps = tuple(ScriptStep(tuple(data[a:b])) for a, b in itertools.pairwise(edges) if a != b)
     return Script(steps)
-
-
-class Stage:
-    """A server whose next script can be set while it runs, and the requests its engine got."""
-
-    def __init__(self) -> None:
-        self.script = Script()
-        self.requests: list[EngineRequest] = []
-
-    def __call__(self, request: EngineRequest) -> Script:
-        self.requests.append(request)
-        return self.script
-
-
-@pytest.fixture(scope="module")
-def stage() -> Stage:
-    return Stage()
-
-
-@pytest.fixture(scope="module")
-def server(stage: Stage) -> Iterator[LiveServer]:
-    with run_server(script_for=stage) as running:
-        yield running
 
 
 @pytest.mark.parametrize("text", HARD_TEXTS)

@@ -1,12 +1,11 @@
 """Answers of a live server: streamed and whole ones agree, to the letter of the protocol."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from engine.scripted import Script, ScriptStep, text_script
-from engine.types import EngineRequest, FinishReason
+from engine.types import FinishReason
 from tests.service import calls as chat
 from tests.service.conftest import CONTEXT, LiveServer, quick, run_server
 from tests.service.endpoints.messages.calls import (
@@ -23,32 +22,10 @@ from tests.service.endpoints.messages.calls import (
     stream,
     text_of,
 )
+from tests.service.endpoints.stage import Stage
 
 TEXT = "naïve 😸\u2028日本語"
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
-
-
-class Stage:
-    """A server whose next script can be set while it runs, and the requests its engine got."""
-
-    def __init__(self) -> None:
-        self.script = Script()
-        self.requests: list[EngineRequest] = []
-
-    def __call__(self, request: EngineRequest) -> Script:
-        self.requests.append(request)
-        return self.script
-
-
-@pytest.fixture(scope="module")
-def stage() -> Stage:
-    return Stage()
-
-
-@pytest.fixture(scope="module")
-def server(stage: Stage) -> Iterator[LiveServer]:
-    with run_server(script_for=stage) as running:
-        yield running
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])

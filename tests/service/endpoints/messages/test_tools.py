@@ -1,7 +1,6 @@
 """Tool loops over a live server: the scripted engine decides the calls, the SDK reads them."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -10,7 +9,7 @@ from anthropic.types import Message, ToolParam, ToolUseBlock
 
 from engine.scripted import Script, text_script
 from engine.types import EngineRequest, unpack_tokens
-from tests.service.conftest import MODEL, LiveServer, run_server
+from tests.service.conftest import MODEL, LiveServer
 
 WEATHER: ToolParam = {
     "name": "get_weather",
@@ -47,12 +46,6 @@ def prompt_of(request: EngineRequest) -> str:
 @pytest.fixture(scope="module")
 def stage() -> Stage:
     return Stage()
-
-
-@pytest.fixture(scope="module")
-def server(stage: Stage) -> Iterator[LiveServer]:
-    with run_server(script_for=stage) as running:
-        yield running
 
 
 def results_for(message: Message) -> Any:

@@ -1,7 +1,9 @@
 """What these tests say over HTTP, and how they read the events of a stream."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -50,6 +52,21 @@ class Live:
             response = self.get(response_id)
             if response["status"] not in ("queued", "in_progress"):
                 return response
+
+    def follow(self, response_id: str) -> "Future[list[Event]]":
+        """The events of a stored response as they come; the future has them when it has ended."""
+        told: Future[list[Event]] = Future()
+
+        def read() -> None:
+            try:
+                path = f"{PATH}/{response_id}?stream=true"
+                with self.server.http.stream("GET", path) as answer:
+                    told.set_result(events_of("".join(answer.iter_text())))
+            except BaseException as error:
+                told.set_exception(error)
+
+        threading.Thread(target=read).start()
+        return told
 
     def replay(self, response_id: str, after: int | None = None) -> list[Event]:
         """The events of a stored response."""

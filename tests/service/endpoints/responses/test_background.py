@@ -1,11 +1,9 @@
 """Responses that run by themselves: their end, their bound, their drain."""
 
-import threading
-
 from engine.scripted import Script, ScriptStep, text_script
 from service.responses.listing import MAX_PAGE
 from tests.service.conftest import quick
-from tests.service.endpoints.responses.calls import PATH, error_of, events_of, serving
+from tests.service.endpoints.responses.calls import PATH, error_of, serving
 from tests.service.websocket.live import by_word
 
 HANGS = text_script("so far", finish=None)
@@ -52,23 +50,15 @@ def test_an_engine_failure_is_its_end() -> None:
 def test_a_cancelled_one_tells_its_followers_and_keeps_what_was_said() -> None:
     with serving(HANGS) as live:
         response = live.create(background=True)
-        ends: list[str] = []
-
-        def follow() -> None:
-            with live.server.http.stream("GET", f"{PATH}/{response['id']}?stream=true") as answer:
-                ends.append("".join(answer.iter_text()))
-
-        thread = threading.Thread(target=follow)
-        thread.start()
+        told = live.follow(response["id"])
         while live.server.pool()["num_output_tokens"] < len("so far"):
             pass
         cancelled = live.server.http.post(f"{PATH}/{response['id']}/cancel").json()
-        thread.join()
         assert cancelled["status"] == "cancelled"
-        last = events_of(ends[0])[-1]
+        last = told.result()[-1]
         assert last["response"] == cancelled
         assert last["type"] == "response.failed"
-        assert live.replay(response["id"]) == events_of(ends[0])
+        assert live.replay(response["id"]) == told.result()
         assert live.get(response["id"]) == cancelled
         assert live.server.wait_for_idle()["referenced"] == 0
 
@@ -110,40 +100,24 @@ def test_one_too_many_is_refused() -> None:
 def test_a_drain_lets_it_end() -> None:
     with serving(SLOW) as live:
         response = live.create(background=True)
-        ends: list[str] = []
-
-        def follow() -> None:
-            with live.server.http.stream("GET", f"{PATH}/{response['id']}?stream=true") as answer:
-                ends.append("".join(answer.iter_text()))
-
-        thread = threading.Thread(target=follow)
-        thread.start()
+        told = live.follow(response["id"])
         while live.server.pool()["num_output_tokens"] < 2:
             pass
         live.server.stop()
-        thread.join()
-        assert events_of(ends[0])[-1]["type"] == "response.completed"
+        assert told.result()[-1]["type"] == "response.completed"
 
 
 def test_a_second_stop_ends_it_with_a_terminal_event() -> None:
     with serving(HANGS) as live:
         response = live.create(background=True)
-        ends: list[str] = []
-
-        def follow() -> None:
-            with live.server.http.stream("GET", f"{PATH}/{response['id']}?stream=true") as answer:
-                ends.append("".join(answer.iter_text()))
-
-        thread = threading.Thread(target=follow)
-        thread.start()
+        told = live.follow(response["id"])
         while live.server.pool()["num_output_tokens"] < len("so far"):
             pass
         live.server.stop()
         while live.server.http.get("/health/ready").status_code != 503:
             pass
         live.server.stop()
-        thread.join()
-        last = events_of(ends[0])[-1]
+        last = told.result()[-1]
         assert last["type"] == "response.failed"
         assert last["response"]["error"]["code"] == "server_is_overloaded"
 
