@@ -1,0 +1,1 @@
+"""Reports that were measured, and what measures them."""

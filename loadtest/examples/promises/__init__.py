@@ -1,0 +1,1 @@
+"""Measures what Headwater promises under load, on a quiet machine: `python -m` this package."""
