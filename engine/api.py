@@ -20,6 +20,7 @@ from engine.types import (
     ExtendLease,
     LeaseInfo,
     ListLeases,
+    Prompt,
     ReleaseLease,
 )
 from engine.views import EngineView, NodeView
@@ -109,6 +110,10 @@ class Engine(Protocol):
         Raises RequestRefused, EngineOverloaded or EngineDead at the call, not at the first read.
         Closing the iterator aborts the request by the engine's next step.
         """
+
+    def check_load(self, prompt: Prompt) -> None:
+        """Raises EngineOverloaded or EngineDead where `generate` would for a request with such a
+        prompt: for those who have not tokenised it yet."""
 
     def abort(self, request_id: str) -> None:
         """End a request by the next step; its iterator still yields its Finished (ABORT)."""

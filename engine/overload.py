@@ -9,7 +9,7 @@ from typing import Final
 
 from engine.api import EngineOverloaded
 from engine.stats import EngineLoad
-from engine.types import EngineRequest, Started
+from engine.types import EngineRequest, Prompt, Started
 
 CAUTION: Final = 0.75
 """Refused is what would take more than this share of the time promised: an expectation errs."""
@@ -28,14 +28,6 @@ class QueueBounds:
     ttft_target_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    tenant: str
-    weight: float
-    priority: int
-    num_tokens: int
-
-
 @dataclass(slots=True)
 class _Ahead:
     """Requests and tokens that are served before one that comes now."""
@@ -50,16 +42,20 @@ class Backlog:
     def __init__(self, bounds: QueueBounds) -> None:
         self.load = EngineLoad()
         self._bounds = bounds
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, Prompt] = {}
         self._num_tokens = 0
 
     def admit(self, request: EngineRequest, num_open: int) -> None:
         """Count a request as waiting. Raises EngineOverloaded, with the time after which the same
         request would be taken if nobody else came, when it cannot be served in time."""
+        new = Prompt(request.tenant, request.weight, request.priority, len(request.token_ids) // 4)
+        self.check(new, num_open)
+        self._waiting[request.id] = new
+        self._num_tokens += new.num_tokens
+
+    def check(self, new: Prompt, num_open: int) -> None:
+        """Raises as `admit`, and counts nothing."""
         bounds = self._bounds
-        new = _Waiting(
-            request.tenant, request.weight, request.priority, len(request.token_ids) // 4
-        )
         if num_open >= bounds.max_open:
             raise EngineOverloaded(f"{num_open} requests run or wait already", self._until_next_s())
         excess = self._num_tokens + new.num_tokens - bounds.max_waiting_tokens
@@ -74,8 +70,6 @@ class Backlog:
                 f"the first token would take about {expected_s:.1f} s",
                 max(SHORTEST_RETRY_S, expected_s - promised_s),
             )
-        self._waiting[request.id] = new
-        self._num_tokens += new.num_tokens
 
     def start(self, event: Started) -> None:
         """A request was admitted by the engine."""
@@ -92,7 +86,7 @@ class Backlog:
         """Whether there is anything to wait for: a lone request is served however long it takes."""
         return bool(self._waiting or self.load.prefill_tokens or self.load.free_places < 1)
 
-    def _expected_ttft_s(self, new: _Waiting) -> float:
+    def _expected_ttft_s(self, new: Prompt) -> float:
         """From now to the first token; 0 where the engine has measured nothing yet."""
         load = self.load
         if not load.prefill_tokens_per_s:
@@ -113,7 +107,7 @@ class Backlog:
         later = place - load.free_places
         return (load.place_waits_s[later] if later >= 0 else 0.0) + rounds * load.life_s
 
-    def _ahead(self, new: _Waiting) -> _Ahead:
+    def _ahead(self, new: Prompt) -> _Ahead:
         """All that is more urgent, all of the own tenant, and of other tenants what their weights
         give them until the own tenant has had its share."""
         ahead = _Ahead()
@@ -133,7 +127,7 @@ class Backlog:
             ahead.tokens += part * line.tokens
         return ahead
 
-    def _smaller(self, new: _Waiting) -> int:
+    def _smaller(self, new: Prompt) -> int:
         return sum(
             other.num_tokens
             for other in self._waiting.values()

@@ -257,6 +257,15 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     leases: tuple[LeaseInfo, ...] = ()
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """What of a request says how long it has to wait."""
+
+    tenant: str
+    weight: float
+    priority: int
+    num_tokens: int
+
+
 EngineEvent: TypeAlias = Started | PromptLogprobs | TokenDelta | Finished
 
 

@@ -37,6 +37,7 @@ from service.conversation import (
     GenerationOptions,
     GenerationRequest,
 )
+from service.early_refusal import EarlyRefusal, num_characters
 from service.errors import ApiError, context_exceeded, from_engine
 from service.events import (
     Admitted,
@@ -83,6 +84,7 @@ class Generator:
         self.open: dict[str, RequestRecord] = {}
         """Of the generations that have begun and not ended, by their ids."""
         self._limiter = limiter
+        self.early = EarlyRefusal(engine)
 
     def run(self, request: GenerationRequest, record: RequestRecord) -> AsyncGenerator[Event, None]:
         """Events of one generation: Admitted, its pieces, then exactly one Completed or Failed.
@@ -103,8 +105,17 @@ class Generator:
 
         return self._run(request, record, given)
 
+    def refuse_early(
+        self, num_characters: int, options: GenerationOptions, record: RequestRecord
+    ) -> None:
+        """Raises ApiError for a prompt of so many characters that the engine would refuse for its
+        load: a prompt need not be tokenised for that."""
+        weight = self._limiter.weight(record.tenant)
+        self.early.check(num_characters, record.tenant, weight, options.priority)
+
     async def _render(self, request: GenerationRequest, record: RequestRecord) -> RenderedPrompt:
         """The prompt, and beside it what is to be kept of it."""
+        self.refuse_early(num_characters(request.conversation), request.options, record)
         former = unpack_tokens(request.former) if request.former else None
         # A tenant's salts are scopes of their own, as they are in the prefix cache.
         scope = msgspec.json.encode([record.tenant, request.options.salt]).decode()
@@ -130,6 +141,7 @@ class Generator:
         record.num_replayed_tokens = prompt.num_replayed
         token_ids = prompt.token_ids
         record.stamp("tokenize", num_tokens=len(token_ids))
+        self.early.learn(len(prompt.text), len(token_ids))
         asked: list[KeepPrefix] = []
         for prefix, tokens in zip(request.kept, kept, strict=True):
             whole = prefix.conversation is request.conversation

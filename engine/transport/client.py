@@ -37,6 +37,7 @@ from engine.types import (
     Finished,
     LeaseInfo,
     ListLeases,
+    Prompt,
     ReleaseLease,
     Started,
 )
@@ -229,6 +230,11 @@ class EngineClient:
             raise RequestRefused(str(error), "token_ids") from error
         channel = self._channels[request.id] = Channel(request)
         return EventStream(self, channel)
+
+    def check_load(self, prompt: Prompt) -> None:
+        if not self.alive:
+            raise EngineDead(self._end_reason or SHUTTING_DOWN)
+        self._backlog.check(prompt, len(self._channels))
 
     def abort(self, request_id: str) -> None:
         channel = self._channels.get(request_id)

@@ -24,6 +24,7 @@ from engine.types import (
     ExtendLease,
     LeaseInfo,
     ListLeases,
+    Prompt,
     ReleaseLease,
 )
 from engine.views import EngineView, NodeView
@@ -116,6 +117,9 @@ class EngineSupervisor:
 
     def generate(self, request: EngineRequest) -> EventStream:
         return self._client.generate(request)
+
+    def check_load(self, prompt: Prompt) -> None:
+        self._client.check_load(prompt)
 
     def abort(self, request_id: str) -> None:
         self._client.abort(request_id)

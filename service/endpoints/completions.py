@@ -107,14 +107,19 @@ class Completions:
             text = await renderer.detokenize(prompt) if request.echo else ""
             return CompletionPrompt(text, prompt)
         path = _path(request, index)
+        record = records[index * request.n]
         try:
             self._check_length(prompt, path)
+            self._services.generator.refuse_early(
+                len(prompt), request.generation(index).options, record
+            )
             ids: list[int] = (await renderer.tokenize(prompt, True)).tolist()
         except ApiError as error:
             raise _of_prompt(error, path) from error
         if not ids:
             raise invalid(path, f"Invalid '{path}': the prompt has no tokens.")
-        records[index * request.n].stamp("tokenize", num_tokens=len(ids))
+        self._services.generator.early.learn(len(prompt), len(ids))
+        record.stamp("tokenize", num_tokens=len(ids))
         return CompletionPrompt(prompt, ids)
 
     def _check_length(self, text: str, path: str) -> None:

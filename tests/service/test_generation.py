@@ -15,6 +15,7 @@ from engine.types import (
     EngineRequest,
     Finished,
     FinishReason,
+    Prompt,
     Started,
     TokenDelta,
     pack_tokens,
@@ -55,6 +56,9 @@ class BrokenEngine:
             raise self.events[0]
         self.requests.append(request)
         return self._play()
+
+    def check_load(self, prompt: Prompt) -> None:
+        pass
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
