@@ -104,7 +104,7 @@ async def _serve(settings: Settings, started_s: float) -> None:
             exports = _exports(settings, services)
             exporting = [asyncio.create_task(export.run()) for export in exports]
             if settings.prewarm is not None:
-                await warm_from_file(services, settings.prewarm)
+                await warm_from_file(services, settings.prewarm, keys)
             server = Server(create_app(services), engine, settings)
             server.handle_signals()
             gc.freeze()  # what lives as long as the server need not be scanned again and again

@@ -13,6 +13,8 @@ from anyio import to_thread
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine.types import SHARED_TENANT
+from service.access.keys import KeyFile
 from service.conversation import Conversation, GenerationOptions, GenerationRequest
 from service.dialects import wire
 from service.dialects.chat_messages import Prompt, decode_conversation
@@ -48,6 +50,12 @@ class WarmBody(PromptBody, frozen=True, kw_only=True):
     """A prompt to compute now; with `ttl` its prefix is leased."""
 
     ttl: Ttl | None = None
+
+
+class _Line(WarmBody, frozen=True, kw_only=True):
+    """A line of a file of prompts; with keys, `tenant` is whose prompt it is."""
+
+    tenant: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class PrewarmError(Exception):
@@ -105,9 +113,10 @@ async def warm(
     return end
 
 
-async def warm_from_file(services: Services, path: Path) -> None:
+async def warm_from_file(services: Services, path: Path, keys: KeyFile | None = None) -> None:
     """Compute the prompts of a file, a JSON object like the body of `POST /v1/cache/prewarm` in
-    each line, for requests without a key. Raises PrewarmError for the first that is wrong."""
+    each line; with keys each also has the `tenant` whose requests are to find it, as nobody finds
+    another's. Raises PrewarmError for the first that is wrong."""
     try:
         lines = (await to_thread.run_sync(path.read_bytes)).splitlines()
     except OSError as error:
@@ -115,16 +124,33 @@ async def warm_from_file(services: Services, path: Path) -> None:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        record = RequestRecord(
-            operation="prewarm", model=services.card.id, start_ns=time.monotonic_ns()
-        )
         try:
-            end = await warm(services, wire.decode(line, WarmBody), record)
+            body = wire.decode(line, _Line)
+            tenant = _tenant(body.tenant, keys)
+            record = RequestRecord(
+                operation="prewarm",
+                model=services.card.id,
+                start_ns=time.monotonic_ns(),
+                tenant=tenant,
+            )
+            end = await warm(services, body, record)
         except ApiError as error:
             raise PrewarmError(f"--prewarm {path}, line {number}: {error.message}") from error
         usage = end.usage
         told = (usage.prompt_tokens, usage.cached_tokens, record.trace_id)
         log.info("prewarmed %d tokens, %d cached trace=%s", *told)
+
+
+def _tenant(asked: str | None, keys: KeyFile | None) -> str:
+    if keys is None:
+        if asked is not None:
+            raise invalid("tenant", "There are no tenants without --keys: leave out 'tenant'.")
+        return SHARED_TENANT
+    if asked is None:
+        raise invalid("tenant", "With --keys, 'tenant' says whose requests find the prompt.")
+    if asked not in keys.tenants:
+        raise invalid("tenant", f"No key is of the tenant {asked!r}.")
+    return asked
 
 
 def seconds(ttl: str | float, param: str = "ttl") -> float:

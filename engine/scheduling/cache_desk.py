@@ -62,8 +62,10 @@ class CacheDesk:
         """See `engine.core.Core.ask_cache`."""
         match call:
             case ExplainPrompt(tenant, salt, token_ids):
-                found = self.cache.explain(self.namespace(tenant, salt), unpack_tokens(token_ids))
-                return _report(found, found.num_matched, 0)
+                tokens = unpack_tokens(token_ids)
+                found = self.cache.explain(self.namespace(tenant, salt), tokens)
+                # A request computes its last token in any case, for its logits.
+                return _report(found, max(0, min(found.num_matched, len(tokens) - 1)), 0)
             case ListLeases(tenant):
                 return tuple(map(self._info, self.cache.leases(tenant)))
             case ExtendLease(tenant, lease_id, ttl_s):

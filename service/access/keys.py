@@ -119,6 +119,11 @@ class KeyFile:
         """What a tenant may use now."""
         return self._limits.get(tenant, _UNLIMITED)
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Those that have a key."""
+        return frozenset(credential.tenant for credential in self._credentials.values())
+
     def _reload_if_changed(self) -> None:
         now_s = time.monotonic()
         if now_s - self._checked_s < RELOAD_S:

@@ -1,5 +1,6 @@
 """Tenants share no prefix, no lease, no explanation: what a key has not computed is not there."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +39,27 @@ def test_nothing_of_one_key_is_seen_by_another(tmp_path: Path) -> None:
         assert mine.json()["data"] == []
         again = post("north", "/v1/cache/explain", messages=messages, cache_salt="s").json()
         assert again["cache"]["missed_tokens"] <= 1
+
+
+def test_a_prompt_of_the_start_up_file_is_found_by_its_tenant_alone(tmp_path: Path) -> None:
+    keys = {tenant: new_key() for tenant in ("north", "south")}
+    file, prompts = tmp_path / "keys.toml", tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(key_entry(hash_key(k), t, False) for t, k in keys.items()) + "\n")
+    prompt = "Eleven bells ring before the tide turns. " * 9
+    prompts.write_text(json.dumps({"prompt": prompt, "tenant": "north", "ttl": "1h"}) + "\n")
+    with serve("--keys", str(file), "--prewarm", str(prompts), "--kv-memory", "256MiB") as server:
+
+        def cached(tenant: str) -> int:
+            body = {"model": "default", "prompt": prompt, "max_tokens": 1}
+            headers = {"authorization": f"Bearer {keys[tenant]}"}
+            asked = server.http.post("/v1/cache/explain", json={"prompt": prompt}, headers=headers)
+            answer = server.http.post("/v1/completions", json=body, headers=headers)
+            usage = answer.raise_for_status().json()["usage"]
+            found: int = usage["prompt_tokens_details"]["cached_tokens"]
+            assert asked.json()["cache"]["cached_tokens"] == found, "explained as it came"
+            assert found in (0, usage["prompt_tokens"] - 1)
+            return found
+
+        assert cached("south") == 0
+        assert cached("north") > 60
+        assert cached("south") > 60, "its own by now"

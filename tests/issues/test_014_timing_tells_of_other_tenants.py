@@ -1,12 +1,17 @@
 """vllm#16016, CVE-2025-46570: the time to the first token told whether another tenant's prompt was
 cached; a salt from the body could be set by the attacker."""
 
+import os
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from engine.types import EngineRequest, SamplingParams, TokenDelta, pack_tokens
+from service.access.keys import hash_key, key_entry, new_key
+from tests.e2e.conftest import serve
 from tests.engine.tiny import Driver, prompt, tiny_core
 
 
@@ -71,3 +76,41 @@ def test_the_time_to_the_first_token_tells_nothing() -> None:
 def _request(number: int, tokens: list[int]) -> EngineRequest:
     sampling = SamplingParams(1, ignore_eos=True)
     return EngineRequest(f"probe{number}", pack_tokens(tokens), sampling, tenant="T2")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_over_http_the_time_to_the_first_token_tells_nothing(tmp_path: Path) -> None:
+    """The same with keys, sockets and the real model, HEADWATER_TIMING_SAMPLES of each (1,000)."""
+    num_samples = int(os.environ.get("HEADWATER_TIMING_SAMPLES", "1000"))
+    keys = {tenant: new_key() for tenant in ("north", "south")}
+    file = tmp_path / "keys.toml"
+    file.write_text("\n".join(key_entry(hash_key(k), t, False) for t, k in keys.items()) + "\n")
+    rng = np.random.default_rng(14)
+    known = rng.permutation(np.repeat([True, False], num_samples))
+    times: dict[bool, list[float]] = {True: [], False: []}
+    with serve("--keys", str(file), "--kv-memory", "128MiB") as server:
+
+        def first_token_s(tenant: str, tokens: list[int], **body: object) -> float:
+            body = {"model": "default", "prompt": tokens, "max_tokens": 1, "stream": True, **body}
+            headers = {"authorization": f"Bearer {keys[tenant]}"}
+            start_s = time.perf_counter()
+            with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as got:
+                assert got.status_code == 200
+                lines = got.iter_lines()
+                next(line for line in lines if line.startswith("data: "))
+                took_s = time.perf_counter() - start_s
+                for _ in lines:
+                    pass
+            return took_s
+
+        for is_known in known.tolist():
+            tokens = rng.integers(1000, 40_000, 64).tolist()
+            theirs = tokens if is_known else rng.integers(1000, 40_000, 64).tolist()
+            first_token_s("north", theirs)
+            times[is_known].append(first_token_s("south", tokens))
+    low = np.array(times[True])[:, None] < np.array(times[False])[None, :]
+    medians = (np.median(times[True]) * 1e3, np.median(times[False]) * 1e3)
+    told = f"AUC {low.mean():.3f}, medians {medians[0]:.1f} and {medians[1]:.1f} ms"
+    sys.stdout.write(f"{told}\n")
+    assert 0.45 <= low.mean() <= 0.55, told

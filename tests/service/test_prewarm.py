@@ -1,0 +1,60 @@
+"""A file of prompts at the start: whose they are, and what is wrong with a line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.scripted import Script, ScriptedCore, text_script
+from engine.transport import start_thread_engine
+from engine.types import EngineRequest
+from service.access.keys import KeyFile, hash_key, key_entry, new_key
+from service.config import Settings
+from service.prewarm import PrewarmError, warm_from_file
+from service.services import build_services
+from tests.service.conftest import INFO, byte_assets
+
+
+async def tenants_of(tmp_path: Path, lines: list[dict[str, Any]], *, with_keys: bool) -> list[str]:
+    """Whose requests the engine gets for a file of these lines."""
+    keys, prompts = tmp_path / "keys.toml", tmp_path / "prompts.jsonl"
+    keys.write_text(key_entry(hash_key(new_key()), "north", False) + "\n")
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked: list[str] = []
+
+    def play(request: EngineRequest) -> Script:
+        asked.append(request.tenant)
+        return text_script("x")
+
+    engine = await start_thread_engine(lambda: ScriptedCore(play, info=INFO))
+    try:
+        services = build_services(Settings(), engine, byte_assets())
+        await warm_from_file(services, prompts, KeyFile(keys) if with_keys else None)
+    finally:
+        await engine.close()
+    return asked
+
+
+@pytest.mark.anyio
+async def test_with_keys_a_line_names_its_tenant(tmp_path: Path) -> None:
+    lines = [{"prompt": "hello", "tenant": "north"}]
+    assert await tenants_of(tmp_path, lines, with_keys=True) == ["north"]
+    assert await tenants_of(tmp_path, [{"prompt": "hello"}], with_keys=False) == ["public"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("line", "with_keys", "sentence"),
+    [
+        ({"prompt": "b"}, True, "line 2: With --keys, 'tenant' says whose"),
+        ({"prompt": "b", "tenant": "west"}, True, "line 2: No key is of the tenant 'west'"),
+        ({"prompt": "b", "tenant": "north"}, False, "line 2: There are no tenants without"),
+    ],
+)
+async def test_a_line_nobody_would_find_is_refused(
+    tmp_path: Path, line: dict[str, Any], with_keys: bool, sentence: str
+) -> None:
+    good: dict[str, Any] = {"prompt": "a", "tenant": "north"} if with_keys else {"prompt": "a"}
+    with pytest.raises(PrewarmError, match=sentence):
+        await tenants_of(tmp_path, [good, line], with_keys=with_keys)
