@@ -137,6 +137,7 @@ def assemble_core(
     )
     runner = ModelRunner(backend, loaded, kv)
     restoring: Restoring | None = None
+    tier: DiskTier | None = None
     if config.cache_disk_bytes:
         tier = _disk_tier(config, info, runner)
         cache.attach(tier)
@@ -160,7 +161,7 @@ def assemble_core(
             info.page_size,
             info.page_bytes,
         )
-        saved = SavedCache(Path(config.cache_dir), identity, cache, runner)
+        saved = SavedCache(Path(config.cache_dir), identity, cache, runner, tier)
         saved.load()
     return EngineCore(
         info,
@@ -183,7 +184,7 @@ def _disk_tier(config: EngineConfig, info: EngineInfo, runner: ModelRunner[Any, 
     folder = Path(config.cache_dir) if config.cache_dir else None
     try:
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return DiskTier(
             runner,
             num_device_pages=info.num_pages,
@@ -191,6 +192,7 @@ def _disk_tier(config: EngineConfig, info: EngineInfo, runner: ModelRunner[Any, 
             page_bytes=info.page_bytes,
             num_bytes=config.cache_disk_bytes,
             folder=folder,
+            keep=folder is not None,
         )
     except (OSError, ValueError) as error:
         raise EngineError(f"--cache-disk: {error}") from error

@@ -20,10 +20,11 @@ import xxhash
 from prefix_cache.cache import PrefixCache
 from prefix_cache.key import Namespace
 from prefix_cache.radix_tree import Node, TokenIds
+from prefix_cache.tiers import DiskBook, DiskTier
 
 MANIFEST: Final = "manifest"
 _PAGES: Final = "pages-"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _DIGEST_BYTES: Final = 16
 
 
@@ -39,13 +40,15 @@ class _Name(msgspec.Struct, frozen=True):
 
 class _Stretch(msgspec.Struct, frozen=True):
     """A node: its parent among those before it (-1 for a root), tokens, and for each of its pages
-    a checksum; the pages stand in the page file in the order of the nodes."""
+    a checksum, and its id where a disk tier is kept; the pages stand in the page file in the order
+    of the nodes."""
 
     parent: int
     name: int
     tick: int
     tokens: bytes
     checksums: tuple[bytes, ...]
+    ids: tuple[int, ...]
 
 
 class _Leased(msgspec.Struct, frozen=True):
@@ -62,6 +65,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     names: tuple[_Name, ...]
     stretches: tuple[_Stretch, ...]
     leases: tuple[_Leased, ...]
+    disk: DiskBook | None
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -82,12 +86,18 @@ class Restored:
     num_tokens: int
     num_leases: int
     refused: str = ""
+    num_disk_pages: int = 0
 
 
 def save(
-    folder: Path, identity: Identity, cache: PrefixCache, export_page: Callable[[int], bytes]
+    folder: Path,
+    identity: Identity,
+    cache: PrefixCache,
+    export_page: Callable[[int], bytes],
+    tier: DiskTier | None = None,
 ) -> int:
-    """Write what is cached now, and the leases; how many pages. Nothing may run meanwhile.
+    """Write what is cached now, and the leases, and what a kept disk tier holds; how many pages of
+    the device. Nothing may run meanwhile.
 
     Raises OSError; a former snapshot then stays as it was.
     """
@@ -106,7 +116,8 @@ def save(
                 file.write(data)
                 checksums.append(_checksum(data, name, tokens[:end]))
             own = _packed(node.tokens)
-            stretches.append(_Stretch(parent, index, node.use.tick, own, tuple(checksums)))
+            ids = () if tier is None else tier.ids_of(node.pages)
+            stretches.append(_Stretch(parent, index, node.use.tick, own, tuple(checksums), ids))
         file.flush()
         os.fsync(file.fileno())
     now_s = cache.clock()
@@ -119,6 +130,7 @@ def save(
         )
         for lease in cache.all_leases()
     ]
+    disk = None if tier is None else tier.book(names)
     manifest = _Manifest(
         _VERSION,
         identity,
@@ -126,6 +138,7 @@ def save(
         tuple(_Name(name.tenant, name.salt, name.adapter) for name in names),
         tuple(stretches),
         tuple(leases),
+        disk,
     )
     _write_manifest(folder, msgspec.msgpack.encode(manifest))
     for old in folder.glob(f"{_PAGES}*"):
@@ -139,19 +152,24 @@ def load(
     identity: Identity,
     cache: PrefixCache,
     import_page: Callable[[int, bytes], None],
+    tier: DiskTier | None = None,
 ) -> Restored:
     """Take over what a former server left, as much as there are free pages for, what was used last
-    first. Never raises for what the folder holds: what is wrong with it is told."""
+    first, and all that its disk tier held. Never raises for what the folder holds: what is wrong
+    with it is told."""
     try:
         manifest = _read_manifest(folder, identity)
         with (folder / manifest.pages).open("rb") as file:
-            return _Loader(manifest, file.fileno(), cache, import_page).run()
+            return _Loader(manifest, file.fileno(), cache, import_page, tier).run()
     except SnapshotError as error:
         return Restored(0, 0, 0, str(error))
     except FileNotFoundError:
         return Restored(0, 0, 0, "")
     except OSError as error:
         return Restored(0, 0, 0, f"the snapshot cannot be read: {error}")
+    finally:
+        if tier is not None:
+            tier.settle()
 
 
 class _Loader:
@@ -163,7 +181,9 @@ class _Loader:
         fd: int,
         cache: PrefixCache,
         import_page: Callable[[int, bytes], None],
+        tier: DiskTier | None,
     ) -> None:
+        self._tier = tier
         self._manifest = manifest
         self._fd = fd
         self._cache = cache
@@ -177,6 +197,7 @@ class _Loader:
         self._num_tokens = 0
 
     def run(self) -> Restored:
+        self._take_disk()
         stretches = self._manifest.stretches
         parents = {each.parent for each in stretches}
         leaves = [index for index in range(len(stretches)) if index not in parents]
@@ -185,7 +206,7 @@ class _Loader:
         counted: set[int] = set()
         for leaf in sorted(leaves, key=lambda index: -stretches[index].tick):
             path = [index for index in self._path(leaf) if index not in counted]
-            room -= sum(len(stretches[index].checksums) for index in path) + 1
+            room -= sum(len(stretches[index].checksums) for index in path)
             if room < 0:
                 break
             counted.update(path)
@@ -193,7 +214,23 @@ class _Loader:
         for leaf in reversed(chosen):  # so that what was used last is so again
             self._restore(leaf)
         num_leases = sum(map(self._lease, self._manifest.leases))
-        return Restored(self._num_pages, self._num_tokens, num_leases, self._refused)
+        tier = self._tier
+        if tier is not None and (num_lost := tier.settle()) and not self._refused:
+            self._refused = f"{num_lost} pages on disk, as what stood before them had no room"
+        num_disk = 0 if tier is None else len(tier)
+        return Restored(self._num_pages, self._num_tokens, num_leases, self._refused, num_disk)
+
+    def _take_disk(self) -> None:
+        book, tier = self._manifest.disk, self._tier
+        if book is None or tier is None:
+            self._tier = None
+            if book is not None and book.records:
+                self._refused = f"{len(book.records)} pages on disk: there is no --cache-disk now"
+            return
+        names = [self._namespace(place) for place in range(len(self._manifest.names))]
+        if refusal := tier.take_over(book, names):
+            self._tier = None
+            self._refused = f"{len(book.records)} pages on disk: {refusal}"
 
     def _path(self, leaf: int) -> list[int]:
         path = [leaf]
@@ -226,6 +263,10 @@ class _Loader:
                 self._num_pages += 1
         self._num_tokens += max(0, done - table.num_tokens)
         cache.publish(table, tokens, max(done, table.num_tokens), tail=True)
+        if self._tier is not None:
+            ids = [own for index in path for own in self._manifest.stretches[index].ids]
+            for place in range(start, done // page_size):
+                self._tier.know(int(table.page_ids[place]), ids[place])
         cache.release(table)
 
     def _read(self, source: tuple[int, bytes], name: Namespace, prefix: TokenIds) -> bytes | None:

@@ -11,13 +11,16 @@ nothing else leads to it. Only `read` may be called on another thread.
 """
 
 import mmap
+import os
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import IO, Final, Protocol
 
+import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -27,6 +30,7 @@ from prefix_cache.radix_tree import Node, RadixForest, TokenIds
 
 _FIRST_GUESS_BYTES_PER_MS: Final = 1e6
 _WEIGHT: Final = 0.1
+_FILES: Final = "disk-"
 _MOST_ROOTS: Final = 65_536
 """Namespaces, salts among them; with one more, all begins anew."""
 
@@ -59,8 +63,20 @@ class _Record:
     checksum: int
 
 
+class DiskBook(msgspec.Struct, frozen=True):
+    """What a kept file holds, for the tier that takes it over: where namespaces begin (by their
+    place in a list of names), and each page's id, parent, tokens, slot and checksum."""
+
+    file: str
+    num_slots: int
+    next_id: int
+    roots: tuple[tuple[int, int], ...]
+    records: tuple[tuple[int, int, bytes, int, int], ...]
+
+
 class DiskTier:
-    """Pages in one file without a name, which the system frees with the process.
+    """Pages in one file. It has no name, and the system frees it with the process, unless it is to
+    be kept: then a snapshot has its book, and the next process may take it over.
 
     The longest kept go first when it is full, each with all that only it leads to.
     """
@@ -74,10 +90,11 @@ class DiskTier:
         page_bytes: int,
         num_bytes: int,
         folder: Path | None = None,
+        keep: bool = False,
         clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Room for `num_bytes` in `folder`, by default the system's for temporary files. Raises
-        OSError; ValueError where that is not a page."""
+        """Room for `num_bytes` in `folder`, by default the system's for temporary files; with
+        `keep` the file has a name there. Raises OSError; ValueError where that is not a page."""
         num_slots = num_bytes // page_bytes
         if num_slots < 1:
             raise ValueError(f"{num_bytes} bytes hold no page of {page_bytes}")
@@ -85,9 +102,10 @@ class DiskTier:
         self._page_size = page_size
         self._page_bytes = page_bytes
         self._clock_s = clock_s
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.truncate(num_slots * page_bytes)
-            self._memory = mmap.mmap(file.fileno(), num_slots * page_bytes)
+        self._path: Path | None = None
+        if keep and folder is not None:
+            self._path = folder / f"{_FILES}{secrets.token_hex(8)}"
+        self._memory = self._map(self._open(folder), num_slots * page_bytes)
         self._free = list(range(num_slots))
         self._ids = np.zeros(num_device_pages, dtype=np.int64)
         self._next_id = 1
@@ -103,6 +121,17 @@ class DiskTier:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def _open(self, folder: Path | None) -> IO[bytes]:
+        if self._path is None:
+            return tempfile.TemporaryFile(dir=folder)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        return os.fdopen(descriptor, "r+b")
+
+    def _map(self, file: IO[bytes], num_bytes: int) -> mmap.mmap:
+        with file:
+            file.truncate(num_bytes)
+            return mmap.mmap(file.fileno(), num_bytes)
 
     @property
     def page_ms(self) -> float:
@@ -210,6 +239,74 @@ class DiskTier:
     def namespaces(self) -> Iterator[Namespace]:
         """Those of which whole prefixes are on disk, from their first page on."""
         return (name for name, root in self._roots.items() if root in self._below)
+
+    def book(self, names: dict[Namespace, int]) -> DiskBook | None:
+        """What a kept file holds now, all of it written; None where none is kept. Namespaces that
+        `names` lacks are added to it."""
+        if self._path is None:
+            return None
+        self._memory.flush()
+        return DiskBook(
+            self._path.name,
+            len(self._memory) // self._page_bytes,
+            self._next_id,
+            tuple((names.setdefault(n, len(names)), each) for n, each in self._roots.items()),
+            tuple(
+                (each, record.parent, record.tokens, record.slot, record.checksum)
+                for each, record in self._records.items()
+            ),
+        )
+
+    def ids_of(self, pages: NDArray[np.int64]) -> tuple[int, ...]:
+        """The ids of pages of the device, 0 for one that has none."""
+        return tuple(self._ids[pages].tolist())
+
+    def take_over(self, book: DiskBook, names: Sequence[Namespace]) -> str:
+        """Go on with the file of a former tier, while this one is empty; why not, or "". The file
+        gets a new name: a book that is older than what is in it leads nowhere. `know` is to be
+        told of device pages, then `settle`."""
+        if self._path is None or not book.file.startswith(_FILES) or "/" in book.file:
+            return "its file is none of a disk tier"
+        former, num_bytes = self._path.with_name(book.file), len(self._memory)
+        if book.num_slots * self._page_bytes != num_bytes:
+            return f"its file has room for {book.num_slots} pages, --cache-disk for another number"
+        try:
+            if former.stat().st_size != num_bytes:
+                return "its file is cut off"
+            former.replace(self._path)
+            self._memory = self._map(self._path.open("r+b"), num_bytes)
+        except OSError as error:
+            return f"its file cannot be read: {error.strerror or error}"
+        self._next_id = book.next_id
+        self._roots = {names[place]: each for place, each in book.roots}
+        for each, parent, tokens, slot, checksum in book.records:
+            self._records[each] = _Record(parent, tokens, slot, checksum)
+            self._below.setdefault(parent, {})[tokens] = each
+        used = {record.slot for record in self._records.values()}
+        self._free = [slot for slot in self._free if slot not in used]
+        return ""
+
+    def know(self, page: int, own: int) -> None:
+        """A page of the device has the id it had before."""
+        self._ids[page] = own
+
+    def settle(self) -> int:
+        """Drop the pages that nothing leads to, and files that former processes left; how many
+        pages."""
+        reached = [*self._roots.values(), *self._ids[self._ids > 0].tolist()]
+        seen: set[int] = set()
+        while reached:
+            each = reached.pop()
+            seen.add(each)
+            reached += self._below.get(each, {}).values()
+        lost = [each for each in self._records if each not in seen]
+        for each in lost:
+            self._forget(each)
+        if self._path is not None:
+            for left in self._path.parent.glob(f"{_FILES}*"):
+                if left != self._path:
+                    left.unlink(missing_ok=True)
+        return len(lost)
 
     def clear(self) -> None:
         """Forget everything on disk, and what leads there from the device."""

@@ -10,6 +10,7 @@ from engine.execution.runner import ModelRunner
 from prefix_cache import snapshot
 from prefix_cache.cache import PrefixCache
 from prefix_cache.snapshot import Identity
+from prefix_cache.tiers import DiskTier
 
 _log = logging.getLogger(__name__)
 
@@ -23,16 +24,20 @@ class SavedCache:
     identity: Identity
     cache: PrefixCache
     runner: ModelRunner[Any, Any]
+    tier: DiskTier | None = None
 
     def load(self) -> None:
         """Take over what a former engine wrote."""
         start_s = time.monotonic()
-        restored = snapshot.load(self.folder, self.identity, self.cache, self.runner.import_page)
-        if restored.num_pages:
+        restored = snapshot.load(
+            self.folder, self.identity, self.cache, self.runner.import_page, self.tier
+        )
+        if restored.num_pages or restored.num_disk_pages:
             _log.info(
-                "restored %d pages (%d tokens) and %d leases from %s in %.1f s",
+                "restored %d pages (%d tokens), %d on disk, and %d leases from %s in %.1f s",
                 restored.num_pages,
                 restored.num_tokens,
+                restored.num_disk_pages,
                 restored.num_leases,
                 self.folder,
                 time.monotonic() - start_s,
@@ -45,7 +50,7 @@ class SavedCache:
         start_s = time.monotonic()
         try:
             num_pages = snapshot.save(
-                self.folder, self.identity, self.cache, self.runner.export_page
+                self.folder, self.identity, self.cache, self.runner.export_page, self.tier
             )
         except OSError as error:
             _log.warning("the cache was not saved in %s: %s", self.folder, error)

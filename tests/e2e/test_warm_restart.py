@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -54,6 +55,23 @@ def test_a_foreign_or_broken_folder_is_told_and_the_start_is_cold(tmp_path: Path
     with serve("--cache-dir", str(folder), "--kv-memory", "256MiB", "--exact") as server:
         assert server.pool()["cached"] == 0
         assert ask_all(server) == cold
+
+
+def test_what_is_on_disk_outlives_a_restart(tmp_path: Path) -> None:
+    """Three prompts of which the memory holds two: what is on disk then comes back after it."""
+    systems = [system_prompt(topic, 60) for topic in TOPICS]
+    sizes = ("--kv-memory", "64MiB", "--cache-disk", "256MiB", "--cache-dir", str(tmp_path))
+    told: list[list[dict[str, Any]]] = []
+    for _ in range(2):
+        with serve(*sizes) as server:
+            num_on_disk = server.pool()["num_disk_pages"]
+            told.append([chat(server, system, QUESTION, cache_report=True) for system in systems])
+    assert num_on_disk > 0
+    for before, after in zip(*told, strict=True):
+        assert before["choices"] == after["choices"]
+    reports = [answer["usage"]["cache"] for answer in told[1]]
+    assert sum(report["disk_tokens"] for report in reports) > 300
+    assert sum(report["cached_tokens"] for report in reports) > 3000
 
 
 @pytest.mark.slow

@@ -95,7 +95,9 @@ def test_over_http_the_time_to_the_first_token_tells_nothing(tmp_path: Path) -> 
             body = {"model": "default", "prompt": tokens, "max_tokens": 1, "stream": True, **body}
             headers = {"authorization": f"Bearer {keys[tenant]}"}
             start_s = time.perf_counter()
-            with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as got:
+            with server.http.stream(
+                "POST", "/v1/completions", json=body, headers=headers, timeout=600
+            ) as got:
                 assert got.status_code == 200
                 lines = got.iter_lines()
                 next(line for line in lines if line.startswith("data: "))

@@ -115,7 +115,7 @@ def test_nothing_to_restore_is_no_fault(tmp_path: Path) -> None:
 def test_a_smaller_pool_takes_what_was_used_last(tmp_path: Path) -> None:
     before = filled()
     before.save(tmp_path)
-    after = Memory(num_pages=6)
+    after = Memory(num_pages=5)
     after.load(tmp_path)
     assert after.found(SALTED, OTHER) == len(OTHER)
     assert after.found(A, LONG) == 0

@@ -13,7 +13,7 @@ from prefix_cache.eviction import ExpectedReuse
 from prefix_cache.key import Namespace
 from prefix_cache.radix_tree import Root
 from prefix_cache.restore import Restore, Restores
-from prefix_cache.snapshot import Identity
+from prefix_cache.snapshot import Identity, Restored
 from prefix_cache.tiers import DiskTier
 from tests.prefix_cache.oracle import as_array, common_length, namespace
 
@@ -27,6 +27,7 @@ class Machine:
 
     num_pages: int = 12
     num_slots: int = 30
+    folder: Path | None = None
     pages: dict[int, bytes] = field(default_factory=dict)
     published: list[tuple[Namespace, list[int]]] = field(default_factory=list)
 
@@ -38,6 +39,8 @@ class Machine:
             page_size=P,
             page_bytes=PAGE_BYTES,
             num_bytes=self.num_slots * PAGE_BYTES,
+            folder=self.folder,
+            keep=self.folder is not None,
         )
         self.cache.attach(self.tier)
         self.restores = Restores(self.cache, self.tier)
@@ -310,3 +313,67 @@ def test_a_prompt_that_finds_no_room_waits_for_it() -> None:
     machine.cache.audit()
     machine.cache.release(running)
     assert machine.restore(A, ONE) > 0
+
+
+IDENTITY = Identity("m", "exact", "f16", P, PAGE_BYTES)
+THREE = list(range(201, 233))
+
+
+def served(folder: Path) -> Machine:
+    """A machine that has three prompts, two of them partly or wholly on disk, and was saved."""
+    machine = Machine(folder=folder)
+    for name, tokens in ((A, ONE), (B, TWO), (A, THREE)):
+        machine.keep(name, tokens)
+    assert len(machine.tier) > 10
+    snapshot.save(folder, IDENTITY, machine.cache, machine.export_page, machine.tier)
+    return machine
+
+
+def restarted(
+    folder: Path, former: Machine, num_pages: int = 12, num_slots: int = 30
+) -> tuple[Machine, Restored]:
+    machine = Machine(num_pages, num_slots, folder, published=former.published)
+    told = snapshot.load(folder, IDENTITY, machine.cache, machine.import_page, machine.tier)
+    machine.cache.audit()
+    return machine, told
+
+
+def test_what_is_on_disk_outlives_a_restart(tmp_path: Path) -> None:
+    former = served(tmp_path)
+    machine, told = restarted(tmp_path, former)
+    assert told.refused == ""
+    assert told.num_disk_pages == len(machine.tier) == len(former.tier)
+    assert len(list(tmp_path.glob("disk-*"))) == 1
+    assert machine.keep(A, ONE) == 32
+    assert machine.keep(B, TWO) == 32
+    assert machine.restore(B, ONE) == 0
+
+
+def test_in_a_smaller_pool_what_nothing_leads_to_is_dropped(tmp_path: Path) -> None:
+    former = served(tmp_path)
+    machine, told = restarted(tmp_path, former, num_pages=9)
+    assert 0 < told.num_disk_pages < len(former.tier)
+    assert told.refused == "4 pages on disk, as what stood before them had no room"
+    for name, tokens in ((A, ONE), (B, TWO), (A, THREE)):
+        machine.keep(name, tokens)
+
+
+def test_a_book_older_than_the_file_leads_nowhere(tmp_path: Path) -> None:
+    """A server that took the file over, and died without a word."""
+    former = served(tmp_path)
+    second, _ = restarted(tmp_path, former)
+    second.keep(A, list(range(301, 333)))
+    third, told = restarted(tmp_path, former)
+    assert "pages on disk: its file cannot be read" in told.refused
+    assert (told.num_disk_pages, len(third.tier)) == (0, 0)
+    assert told.num_pages == former.cache.stats().cached
+    assert len(list(tmp_path.glob("disk-*"))) == 1
+
+
+def test_a_file_of_another_size_is_not_taken_over_and_that_is_told(tmp_path: Path) -> None:
+    former = served(tmp_path)
+    _, told = restarted(tmp_path, former, num_slots=31)
+    assert "pages on disk: its file has room for 30 pages" in told.refused
+    machine = Machine(published=former.published)
+    told = snapshot.load(tmp_path, IDENTITY, machine.cache, machine.import_page)
+    assert "there is no --cache-disk now" in told.refused
