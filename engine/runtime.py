@@ -39,7 +39,7 @@ from prefix_cache.snapshot import Identity
 from prefix_cache.tiers import DiskTier
 
 _log = logging.getLogger(__name__)
-_KV_DTYPES: Final = MappingProxyType({"f16": KVDType.F16, "int8": KVDType.I8})
+_KV_DTYPES: Final = MappingProxyType({"f16": KVDType.F16, "bf16": KVDType.BF16, "int8": KVDType.I8})
 
 
 def prepare_core(config: EngineConfig) -> Callable[[], Core]:

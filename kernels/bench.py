@@ -145,7 +145,7 @@ class Bench:
                 lambda name: WeightType.Q8_0 if name == "embedding" else storage,
             ),
         )
-        self.kv = self.filled_pages(KVDType.F16, tokens)
+        self.kv = self.filled_pages(backend.kv_dtype, tokens)
 
     def filled_pages(self, dtype: KVDType, tokens: int) -> CpuKVPool:
         """A pool of pages that hold what a step has computed: stale memory could hold slow
@@ -179,7 +179,7 @@ class Bench:
         self, named: Sequence[tuple[str, ForwardBatch]], pools: Sequence[CpuKVPool] = ()
     ) -> list[float]:
         """Print a row per step, measured in turns; seconds of each. `pools`: the pages of each,
-        where they are not the model's own float16 ones."""
+        where they are not the bench's own."""
         pools = pools or [self.kv] * len(named)
         steps = [
             partial(self.backend.step, self.model, kv, batch)
@@ -239,11 +239,14 @@ def decode_rows(bench: Bench) -> None:
 def page_rows(bench: Bench) -> None:
     _header("16 at 512, by how pages are kept")
     batch = bench.batch(*side_by_side(16, 511))
-    half_s, codes_s = bench.rows(
-        [("float16", batch), ("8-bit codes (--kv-dtype int8)", batch)],
-        [bench.kv, bench.filled_pages(KVDType.I8, 16 * 512)],
+    bench.rows(
+        [
+            ("float16 (--kv-dtype f16)", batch),
+            ("bfloat16 (--kv-dtype bf16)", batch),
+            ("8-bit codes (--kv-dtype int8)", batch),
+        ],
+        [bench.filled_pages(dtype, 16 * 512) for dtype in (KVDType.F16, KVDType.BF16, KVDType.I8)],
     )
-    _print(f"  8-bit codes {codes_s / half_s:.2f} of the step")
 
 
 def cascade_rows(bench: Bench) -> None:
@@ -320,12 +323,12 @@ def main() -> None:
     parser.add_argument("--avx2", action="store_true", help="no AVX-512, even where it is there")
     options = parser.parse_args()
     try:
-        backend = CpuBackend(options.threads, avx512=False if options.avx2 else None)
+        backend = CpuBackend(options.threads, isa="avx2" if options.avx2 else None)
     except BackendUnavailable as unavailable:
         sys.exit(str(unavailable))
     repeats = 3 if options.quick else 15
     bench = Bench(backend, SMOL, WeightType.Q4_1, 16 * (SHARED + 16), repeats)
-    _print(f"{backend.numeric_mode}, {backend.threads} threads")
+    _print(f"{backend.numeric_mode}, {backend.kv_dtype} pages, {backend.threads} threads")
     _print(f"SmolLM2-135M's shape, Q4_1, {bench.model.weight_bytes / 1e6:.1f} MB")
     bench.measure_limits()
     decode_rows(bench)

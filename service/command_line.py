@@ -179,7 +179,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     add("--exact", action="store_true", help="compute with full-precision activations, slower")
     add(
         "--kv-dtype",
-        choices=("auto", "f16", "int8"),
+        choices=("auto", "f16", "bf16", "int8"),
         default="auto",
         help="how pages hold keys and values; int8 takes half the memory (default: the backend's)",
     )

@@ -2,8 +2,13 @@
 
 Numeric modes, with the instruction set that runs in the name: "cpu-avx2-w4a8": 4-bit weights meet
 activations quantised to 8 bits per row and 32 columns, Q8_0 weights meet 16-bit ones, float weights
-meet float32; everything else is float32, and pages are float16 or 8-bit codes. "cpu-avx2-exact":
-float32 activations throughout. AVX-512 gives the bits of AVX2.
+meet float32; everything else is float32. "cpu-avx2-exact": float32 activations throughout. Every
+instruction set gives the bits of AVX2.
+
+How attention computes follows from what the pages hold. Over float16 and 8-bit codes queries and
+weights are float32. Over bfloat16 they are rounded to bfloat16 as well, and sums are float32: two
+products an instruction where the processor has AVX512_BF16, which is why pages are bfloat16 there
+unless something else is asked for.
 """
 
 import ctypes
@@ -34,6 +39,7 @@ from kernels.weight_shapes import check_weights
 
 MAX_HEAD_DIM = 1024
 _TYPE_CODES = {type_: code for code, type_ in enumerate(WeightType)}
+_PAGE_CODES = {KVDType.F16: 0, KVDType.I8: 1, KVDType.BF16: 2}
 
 
 class _Handle:
@@ -63,7 +69,7 @@ class CpuKVPool:
 
 
 class CpuBackend:
-    """contract.Backend on x86-64 with AVX2, FMA and F16C, and AVX-512 with VNNI where it is there.
+    """contract.Backend on x86-64 with AVX2, FMA and F16C; AVX-512 with VNNI and BF16 where there.
 
     Raises BackendUnavailable, saying what to do, where the processor cannot run it or it cannot
     be compiled.
@@ -71,26 +77,24 @@ class CpuBackend:
     threads: how many compute, the caller of `step` included; 0 means as many as this process may
         use cores.
     exact: float32 activations instead of 8-bit ones; slower, for tests and comparisons.
-    avx512: False keeps to AVX2, for tests and comparisons; None takes the best there is.
+    isa: one of build.INSTRUCTION_SETS, for tests and comparisons; None takes the best there is.
     """
 
     name = "cpu"
-    kv_dtype = KVDType.F16
 
-    def __init__(
-        self, threads: int = 0, exact: bool = False, *, avx512: bool | None = None
-    ) -> None:
+    def __init__(self, threads: int = 0, exact: bool = False, *, isa: str | None = None) -> None:
         if threads < 0:
             raise ContractError(f"threads is {threads}, not 0 or a count")
         flags = build.read_cpu_flags()
         build.check_cpu(flags)
-        if avx512 and not build.has_avx512(flags):
-            raise BackendUnavailable("This processor does not report AVX-512 with VNNI.")
-        use_avx512 = build.has_avx512(flags) if avx512 is None else avx512
+        sets = build.instruction_sets(flags)
+        if isa is not None and isa not in sets:
+            raise BackendUnavailable(f"This processor runs {', '.join(sets)}, not {isa}.")
+        number = sets.index(isa) if isa else len(sets) - 1
         self._library = library.open_library(build.library_path())
         self.threads = threads or len(os.sched_getaffinity(0))
         self._exact = exact
-        address = self._library.hw_open(self.threads, int(exact), int(use_avx512))
+        address = self._library.hw_open(self.threads, int(exact), number)
         if not address:
             raise MemoryError("no memory for the cpu backend's threads")
         self._handle = _Handle(self._library, "hw_close", address)
@@ -99,6 +103,11 @@ class CpuBackend:
     @property
     def numeric_mode(self) -> str:
         return f"cpu-{self._isa}-{'exact' if self._exact else 'w4a8'}"
+
+    @property
+    def kv_dtype(self) -> KVDType:
+        """bfloat16 where its products are fast, and float16, which is finer, elsewhere."""
+        return KVDType.BF16 if self._isa == "avx512bf16" and not self._exact else KVDType.F16
 
     def free_device_bytes(self) -> int | None:
         """Pages lie in the machine's memory."""
@@ -116,9 +125,15 @@ class CpuBackend:
         return CpuModel(spec, self._library.hw_model_bytes(address), handle)
 
     def alloc_kv(self, layout: KVLayout, num_pages: int) -> CpuKVPool:
-        """Memory for the pages, f16 or i8. Raises MemoryError; ContractError for another dtype."""
-        if layout.dtype not in (KVDType.F16, KVDType.I8):
-            raise ContractError(f"the cpu backend keeps KV in f16 or i8, not {layout.dtype.value}")
+        """Memory for the pages, f16, bf16 or i8. Raises MemoryError; ContractError for another
+        dtype, and for bf16 pages of an odd size: their slots lie in pairs."""
+        if layout.dtype not in _PAGE_CODES:
+            names = ", ".join(dtype.value for dtype in _PAGE_CODES)
+            raise ContractError(f"the cpu backend keeps KV in {names}, not {layout.dtype.value}")
+        if layout.dtype is KVDType.BF16 and layout.page_size % 2:
+            raise ContractError(
+                f"page_size {layout.page_size} is odd, which bf16 cannot be kept in"
+            )
         _check_head_dim(layout.head_dim)
         if num_pages < 1:
             raise ContractError(f"num_pages is {num_pages}, not at least 1")
@@ -127,7 +142,7 @@ class CpuBackend:
             layout.num_kv_heads,
             layout.head_dim,
             layout.page_size,
-            int(layout.dtype.scaled),
+            _PAGE_CODES[layout.dtype],
             num_pages,
         )
         if not address:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from kernels.contract import BackendUnavailable
 
@@ -25,7 +26,12 @@ FLAGS = (
 )
 AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 AVX512_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
+BF16_FLAGS = (*AVX512_FLAGS, "-mavx512bf16")
+BF16_CPU_FLAGS = AVX512_CPU_FLAGS | {"avx512_bf16"}
 REQUIRED_CPU_FLAGS = frozenset({"avx2", "fma", "f16c"})
+INSTRUCTION_SETS = MappingProxyType(
+    {"avx2": REQUIRED_CPU_FLAGS, "avx512": AVX512_CPU_FLAGS, "avx512bf16": BF16_CPU_FLAGS}
+)
 COMPILERS = ("g++", "c++", "clang++")
 PARALLEL_COMPILES = 2
 
@@ -53,9 +59,9 @@ def check_cpu(flags: frozenset[str]) -> None:
         )
 
 
-def has_avx512(flags: frozenset[str]) -> bool:
-    """Whether a core with these flags can run the AVX-512 kernels."""
-    return flags >= AVX512_CPU_FLAGS
+def instruction_sets(flags: frozenset[str]) -> Sequence[str]:
+    """Those that a core with these flags runs and there are kernels for, the best one last."""
+    return tuple(name for name, needed in INSTRUCTION_SETS.items() if flags >= needed)
 
 
 def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -87,9 +93,9 @@ def library_path(cache_dir: Path | None = None, environ: Mapping[str, str] = os.
     is used. Raises BackendUnavailable, saying what to do, where there is neither.
     """
     directory = default_cache_dir(environ) if cache_dir is None else cache_dir
-    # What is inline and used on both sides of the border is taken from the first object that has
-    # it: AVX-512 objects come last, so that only they hold such instructions.
-    units = sorted(SOURCES.glob("*.cpp"), key=lambda unit: (_is_avx512(unit), unit.name))
+    # What is inline and used on both sides of a border is taken from the first object that has it:
+    # the more an object may use, the later it comes.
+    units = sorted(SOURCES.glob("*.cpp"), key=lambda unit: (len(_flags(unit)), unit.name))
     stem = f"cpu-{_sources_hash()}"
     compiler = find_compiler(environ)
     if compiler is None:
@@ -117,16 +123,14 @@ def library_path(cache_dir: Path | None = None, environ: Mapping[str, str] = os.
     return path
 
 
-def _is_avx512(unit: Path) -> bool:
-    return unit.name.startswith("avx512")
-
-
 def _flags(unit: Path) -> Sequence[str]:
-    return (*FLAGS, *AVX512_FLAGS) if _is_avx512(unit) else FLAGS
+    if unit.name.startswith("avx512bf16"):
+        return (*FLAGS, *BF16_FLAGS)
+    return (*FLAGS, *AVX512_FLAGS) if unit.name.startswith("avx512") else FLAGS
 
 
 def _sources_hash() -> str:
-    digest = hashlib.sha256("\0".join((*FLAGS, *AVX512_FLAGS)).encode())
+    digest = hashlib.sha256("\0".join((*FLAGS, *BF16_FLAGS)).encode())
     for source in sorted(SOURCES.iterdir()):
         content = source.read_bytes()
         digest.update(f"\0{source.name}\0{len(content)}\0".encode() + content)

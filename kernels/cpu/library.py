@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kernels.contract import BackendUnavailable
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class SourceWeight(Structure):

@@ -72,7 +72,8 @@ def teacher_forced(default_model: LoadedModel, cases: Sequence[Case]) -> Teacher
     unavailable = ""
     try:
         for mode, exact in (("default", False), ("exact", True)):
-            cpu[mode] = Stepper(CpuBackend(exact=exact), default_model, KVDType.F16)
+            backend = CpuBackend(exact=exact)
+            cpu[mode] = Stepper(backend, default_model, backend.kv_dtype)
     except BackendUnavailable as error:
         unavailable = str(error)
     comparisons = {mode: Comparison() for mode in cpu}

@@ -115,9 +115,11 @@ def main() -> None:
 
     say("tokens", len(parts) * WINDOW)
     for name, exact, dtype in (
-        ("default", False, KVDType.F16),
-        ("default, int8 pages", False, KVDType.I8),
-        ("exact", True, KVDType.F16),
+        ("w4a8, f16 pages", False, KVDType.F16),
+        ("w4a8, bf16 pages", False, KVDType.BF16),
+        ("w4a8, int8 pages", False, KVDType.I8),
+        ("exact, f16 pages", True, KVDType.F16),
+        ("exact, bf16 pages", True, KVDType.BF16),
     ):
         say(name, perplexity(CpuBackend(exact=exact), dtype, model, parts))
     if options.llama:

@@ -9,12 +9,13 @@ import pytest
 
 from kernels.contract import DecoderSpec, DecoderWeights, Float32Array, KVDType, WeightType
 from kernels.cpu.backend import CpuBackend
-from kernels.cpu.build import has_avx512, read_cpu_flags
+from kernels.cpu.build import instruction_sets, read_cpu_flags
 from kernels.random_weights import OPTIONAL, random_weights
 from kernels.reference import ReferenceBackend
 from tests.kernels.small_decoder import SPEC, WeightTypes, all_of
 from tests.kernels.stepping import kv_layout, make_batch
 
+SETS = instruction_sets(read_cpu_flags())
 BIASES = ("q_bias", "k_bias", "v_bias", "o_bias")
 Q4_1 = all_of(WeightType.Q4_1)
 
@@ -77,6 +78,15 @@ CASES = (
     Case("codes, windows", replace(SPEC, sliding_window=(37, 290)), dtype=KVDType.I8, page_size=64),
     Case("codes, page of 1", dtype=KVDType.I8, page_size=1),
     Case("codes, page of 8", dtype=KVDType.I8, page_size=8, optional=OPTIONAL),
+    Case("bf16", dtype=KVDType.BF16, types=mixed),
+    Case("bf16, heads of 128", KEYS_OF_128, dtype=KVDType.BF16, page_size=32),
+    Case("bf16, head_dim 40", replace(SPEC, num_heads=4, head_dim=40), dtype=KVDType.BF16),
+    Case(
+        "bf16, windows", replace(SPEC, sliding_window=(37, 290)), dtype=KVDType.BF16, page_size=64
+    ),
+    Case("bf16, window of one", replace(SPEC, sliding_window=(1, 2)), dtype=KVDType.BF16),
+    Case("bf16, page of 2", dtype=KVDType.BF16, page_size=2),
+    Case("bf16, page of 8", dtype=KVDType.BF16, page_size=8, optional=OPTIONAL),
     Case("page of 1", page_size=1),
     Case("page of 4", page_size=4, types=mixed),
     Case("page of 8", page_size=8),
@@ -122,25 +132,27 @@ def backend(request: pytest.FixtureRequest) -> Iterator[CpuBackend]:
     backend.close()
 
 
-@pytest.mark.skipif(not has_avx512(read_cpu_flags()), reason="no AVX-512 with VNNI here")
+@pytest.mark.skipif(len(SETS) < 2, reason="this processor runs AVX2 alone")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_instruction_sets_agree_in_every_bit(case: Case, backend: CpuBackend) -> None:
-    """AVX-512, which runs where it can, and AVX2."""
+    """The best, which runs unless another is asked for, and those below it."""
     exact = backend.numeric_mode.endswith("exact")
-    narrow = CpuBackend(threads=1, exact=exact, avx512=False)
-    np.testing.assert_array_equal(ragged_steps(narrow, case), ragged_steps(backend, case))
-    narrow.close()
+    expected = ragged_steps(backend, case)
+    for isa in SETS[:-1]:
+        other = CpuBackend(threads=1, exact=exact, isa=isa)
+        np.testing.assert_array_equal(ragged_steps(other, case), expected)
+        other.close()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_logits_agree(case: Case, backend: CpuBackend, reference: ReferenceBackend) -> None:
     """Exact: float32 rounding, and rounding of keys and values that falls the other way. Default:
     also the rounding of activations to 8 bits. Weights in formats without kernels of their own are
-    rounded once more."""
+    rounded once more, and so are queries and attention weights over bfloat16 pages."""
     expected = ragged_steps(reference, case)
     error = ragged_steps(backend, case) - expected
     relative = np.linalg.norm(error, axis=1) / np.linalg.norm(expected, axis=1)
     exact = backend.numeric_mode.endswith("exact")
-    rounded = case.name in ("q5_1", "q4_k", "q5_k", "q6_k")
+    rounded = case.name in ("q5_1", "q4_k", "q5_k", "q6_k") or case.dtype is KVDType.BF16
     assert relative.max() < (1.5e-3 if exact and not rounded else 0.1)
     assert relative.mean() < (5e-5 if exact and not rounded else 3e-2)

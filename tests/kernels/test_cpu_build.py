@@ -12,9 +12,10 @@ import pytest
 from kernels.contract import BackendUnavailable
 from kernels.cpu import build, library
 from kernels.cpu.build import (
+    REQUIRED_CPU_FLAGS,
     check_cpu,
     default_cache_dir,
-    has_avx512,
+    instruction_sets,
     library_path,
     read_cpu_flags,
 )
@@ -123,7 +124,15 @@ def test_processors(tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable, match="avx2, f16c, fma"):
         check_cpu(read_cpu_flags(tmp_path / "none"))
     check_cpu(frozenset({"avx2", "fma", "f16c", "sse2"}))
-    assert not has_avx512(frozenset({"avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl"}))
+
+
+def test_the_best_instruction_set_is_the_last_that_the_flags_allow() -> None:
+    flags = REQUIRED_CPU_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    assert instruction_sets(flags) == ("avx2",)
+    assert instruction_sets(flags | {"avx512_vnni"}) == ("avx2", "avx512")
+    assert instruction_sets(flags | {"avx512_bf16"}) == ("avx2",)
+    all_sets = ("avx2", "avx512", "avx512bf16")
+    assert instruction_sets(flags | {"avx512_vnni", "avx512_bf16"}) == all_sets
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")

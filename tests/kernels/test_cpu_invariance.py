@@ -9,7 +9,7 @@ import pytest
 
 from kernels.contract import Float32Array, ForwardBatch, KVDType, PrefixGroup, WeightType
 from kernels.cpu.backend import CpuBackend, CpuKVPool, CpuModel
-from kernels.cpu.build import has_avx512, read_cpu_flags
+from kernels.cpu.build import instruction_sets, read_cpu_flags
 from kernels.random_weights import random_weights
 from tests.kernels.small_decoder import SPEC as SMALL
 from tests.kernels.stepping import kv_layout, make_batch
@@ -28,11 +28,31 @@ TYPES = {
 }
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["avx2", "avx512"])
-def backend(request: pytest.FixtureRequest) -> Iterator[CpuBackend]:
-    if request.param and not has_avx512(read_cpu_flags()):
-        pytest.skip("this processor has no AVX-512 with VNNI")
-    backend = CpuBackend(threads=2, avx512=request.param)
+# What runs and what pages hold; all must equal one AVX2 thread.
+KINDS = (
+    ("avx2", KVDType.F16),
+    ("avx512", KVDType.F16),
+    ("avx2", KVDType.BF16),
+    ("avx512bf16", KVDType.BF16),
+)
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}")
+def kind(request: pytest.FixtureRequest) -> tuple[str, KVDType]:
+    isa, dtype = request.param
+    if isa not in instruction_sets(read_cpu_flags()):
+        pytest.skip(f"this processor does not run {isa}")
+    return isa, dtype
+
+
+@pytest.fixture(scope="module")
+def dtype(kind: tuple[str, KVDType]) -> KVDType:
+    return kind[1]
+
+
+@pytest.fixture(scope="module")
+def backend(kind: tuple[str, KVDType]) -> Iterator[CpuBackend]:
+    backend = CpuBackend(threads=2, isa=kind[0])
     yield backend
     backend.close()
 
@@ -59,8 +79,8 @@ def in_chunks(
     backend: CpuBackend,
     model: CpuModel,
     chunk: int,
+    dtype: KVDType,
     pages: Sequence[int] = range(NUM_PAGES),
-    dtype: KVDType = KVDType.F16,
 ) -> Float32Array:
     kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), NUM_PAGES)
     rows = [
@@ -71,65 +91,74 @@ def in_chunks(
 
 
 @pytest.fixture(scope="module")
-def whole() -> Float32Array:
+def whole(dtype: KVDType) -> Float32Array:
     """All in one chunk, by one AVX2 thread: what every other way must equal."""
-    backend = CpuBackend(threads=1, avx512=False)
-    logits = in_chunks(backend, load(backend), len(TOKENS))
+    backend = CpuBackend(threads=1, isa="avx2")
+    logits = in_chunks(backend, load(backend), len(TOKENS), dtype)
     backend.close()
     assert np.isfinite(logits).all()
     return logits
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64, 129, 512, 560])
-def test_chunking(chunk: int, backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+def test_chunking(
+    chunk: int, backend: CpuBackend, model: CpuModel, dtype: KVDType, whole: Float32Array
+) -> None:
     """Chunks of 1 are decode: it equals prefill."""
-    np.testing.assert_array_equal(in_chunks(backend, model, chunk), whole)
+    np.testing.assert_array_equal(in_chunks(backend, model, chunk, dtype), whole)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunking_over_codes(
     chunk: int, backend: CpuBackend, model: CpuModel, whole: Float32Array
 ) -> None:
-    one = CpuBackend(threads=1, avx512=False)
-    expected = in_chunks(one, load(one), len(TOKENS), dtype=KVDType.I8)
+    one = CpuBackend(threads=1, isa="avx2")
+    expected = in_chunks(one, load(one), len(TOKENS), KVDType.I8)
     one.close()
     assert np.isfinite(expected).all() and not np.array_equal(expected, whole)
-    np.testing.assert_array_equal(in_chunks(backend, model, chunk, dtype=KVDType.I8), expected)
+    np.testing.assert_array_equal(in_chunks(backend, model, chunk, KVDType.I8), expected)
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_threads(exact: bool, model: CpuModel, whole: Float32Array) -> None:
+def test_threads(
+    exact: bool, kind: tuple[str, KVDType], model: CpuModel, whole: Float32Array
+) -> None:
+    isa, dtype = kind
     results = []
     for threads in (1, 2, 3):
-        backend = CpuBackend(threads, exact)
-        results.append(in_chunks(backend, load(backend), 200))
+        backend = CpuBackend(threads, exact, isa=isa)
+        results.append(in_chunks(backend, load(backend), 200, dtype))
         backend.close()
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
     assert np.array_equal(results[0], whole) is not exact
 
 
-def test_more_threads_than_cores_over_many_steps(whole: Float32Array) -> None:
+def test_more_threads_than_cores_over_many_steps(dtype: KVDType, whole: Float32Array) -> None:
     """Workers that wake late find a step done, or the next one begun."""
     backend = CpuBackend(threads=8)
     model = load(backend)
-    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), 1)
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), 1)
     batch = make_batch([(TOKENS[:9], 0, [0])], PAGE_SIZE)
     for _ in range(200):
         np.testing.assert_array_equal(full(backend, model, kv, batch), whole[:9])
     backend.close()
 
 
-def test_page_ids(backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+def test_page_ids(
+    backend: CpuBackend, model: CpuModel, dtype: KVDType, whole: Float32Array
+) -> None:
     pages = np.random.default_rng(1).permutation(NUM_PAGES).tolist()
-    np.testing.assert_array_equal(in_chunks(backend, model, 250, pages), whole)
+    np.testing.assert_array_equal(in_chunks(backend, model, 250, dtype, pages), whole)
 
 
 @pytest.mark.parametrize("place", [0, 3, 5])
-def test_neighbours(place: int, backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+def test_neighbours(
+    place: int, backend: CpuBackend, model: CpuModel, dtype: KVDType, whole: Float32Array
+) -> None:
     """A decode and a chunk among other sequences of all lengths are what they are alone."""
     rng = np.random.default_rng(place)
-    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), 5 * NUM_PAGES)
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), 5 * NUM_PAGES)
     pages = range(NUM_PAGES)
     full(backend, model, kv, make_batch([(TOKENS[:400], 0, pages)], PAGE_SIZE))
     for start, length in ((400, 1), (401, 140)):
@@ -145,10 +174,12 @@ def test_neighbours(place: int, backend: CpuBackend, model: CpuModel, whole: Flo
         )
 
 
-def test_shared_pages_and_groups(backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+def test_shared_pages_and_groups(
+    backend: CpuBackend, model: CpuModel, dtype: KVDType, whole: Float32Array
+) -> None:
     """Eight decodes over the same pages, each from a copy of the last page, with and without the
     hint."""
-    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), NUM_PAGES + 8)
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), NUM_PAGES + 8)
     prompt = 401
     full(backend, model, kv, make_batch([(TOKENS[:prompt], 0, range(NUM_PAGES))], PAGE_SIZE))
     shared = prompt // PAGE_SIZE
@@ -163,11 +194,11 @@ def test_shared_pages_and_groups(backend: CpuBackend, model: CpuModel, whole: Fl
         )
 
 
-def prefix(backend: CpuBackend, model: CpuModel, num_tails: int) -> CpuKVPool:
+def prefix(backend: CpuBackend, model: CpuModel, dtype: KVDType, num_tails: int) -> CpuKVPool:
     """A pool whose first pages hold TOKENS, and as many times those pages again, empty."""
     pages = (1 + num_tails) * NUM_PAGES
-    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), pages)
-    poison = np.full(kv.layout.page_bytes // 2, np.nan, dtype=np.float16).tobytes()
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), pages)
+    poison = b"\xff" * kv.layout.page_bytes  # NaN
     for page in range(pages):
         backend.import_page(kv, page, poison)
     full(backend, model, kv, make_batch([(TOKENS, 0, range(NUM_PAGES))], PAGE_SIZE))
@@ -175,7 +206,9 @@ def prefix(backend: CpuBackend, model: CpuModel, num_tails: int) -> CpuKVPool:
 
 
 @pytest.mark.parametrize("shared", [15, 16, 17, 31, 33])
-def test_groups_change_nothing(shared: int, backend: CpuBackend, model: CpuModel) -> None:
+def test_groups_change_nothing(
+    shared: int, backend: CpuBackend, model: CpuModel, dtype: KVDType
+) -> None:
     """Tails of all lengths behind the same pages, one of them a long chunk, decodes of the whole,
     and strangers: hinted, half hinted and hinted wrongly, the rows are those of no hint."""
     lengths = (1, 1, 5, 1, 70, 2, 1, 17, 1, 1, 1, 1)
@@ -195,7 +228,7 @@ def test_groups_change_nothing(shared: int, backend: CpuBackend, model: CpuModel
         (PrefixGroup(tuple(range(len(lengths))), shared),),
         (PrefixGroup(members, NUM_PAGES),),
     )
-    kv = prefix(backend, model, len(lengths))
+    kv = prefix(backend, model, dtype, len(lengths))
     expected = full(backend, model, kv, batch)
     assert np.isfinite(expected).all()
     for groups in hints:
@@ -203,9 +236,11 @@ def test_groups_change_nothing(shared: int, backend: CpuBackend, model: CpuModel
         np.testing.assert_array_equal(full(backend, model, kv, hinted), expected)
 
 
-def test_recomputed_last_token(backend: CpuBackend, model: CpuModel, whole: Float32Array) -> None:
+def test_recomputed_last_token(
+    backend: CpuBackend, model: CpuModel, dtype: KVDType, whole: Float32Array
+) -> None:
     """Slot -1: the token's key and value are read from the page, which stays as it is."""
-    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), NUM_PAGES)
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), NUM_PAGES)
     count = 300
     full(backend, model, kv, make_batch([(TOKENS[:count], 0, range(NUM_PAGES))], PAGE_SIZE))
     before = [backend.export_page(kv, page) for page in range(NUM_PAGES)]
@@ -217,9 +252,9 @@ def test_recomputed_last_token(backend: CpuBackend, model: CpuModel, whole: Floa
 
 @pytest.mark.parametrize("num_top", [1, 5, 64, 133])
 def test_top_logits_are_those_of_the_full_row(
-    num_top: int, backend: CpuBackend, model: CpuModel, whole: Float32Array
+    num_top: int, backend: CpuBackend, model: CpuModel, dtype: KVDType, whole: Float32Array
 ) -> None:
-    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, KVDType.F16), NUM_PAGES)
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), NUM_PAGES)
     rows = [0, 17, 559, 17]
     batch = make_batch([(TOKENS, 0, range(NUM_PAGES))], PAGE_SIZE, logit_rows=rows, num_top=num_top)
     result = backend.step(model, kv, batch)

@@ -40,8 +40,13 @@ def filled(backend: CpuBackend, layout: KVLayout, num_pages: int) -> tuple[CpuKV
     return kv, pages
 
 
-@pytest.mark.parametrize("dtype", [KVDType.F16, KVDType.I8])
-@pytest.mark.parametrize("page_size", [1, 4, 8, 16, 32])
+@pytest.mark.parametrize(
+    ("dtype", "page_size"),
+    [
+        *((dtype, size) for dtype in (KVDType.F16, KVDType.I8) for size in (1, 4, 8, 16, 32)),
+        *((KVDType.BF16, size) for size in (2, 8, 16, 32)),
+    ],
+)
 def test_export_returns_what_was_imported(
     backend: CpuBackend, page_size: int, dtype: KVDType
 ) -> None:
@@ -49,7 +54,7 @@ def test_export_returns_what_was_imported(
     assert [backend.export_page(kv, page) for page in range(3)] == pages
 
 
-@pytest.mark.parametrize("dtype", [KVDType.F16, KVDType.I8])
+@pytest.mark.parametrize("dtype", [KVDType.F16, KVDType.I8, KVDType.BF16])
 def test_copy_pages(backend: CpuBackend, dtype: KVDType) -> None:
     kv, pages = filled(backend, replace(LAYOUT, dtype=dtype), 5)
     backend.copy_pages(kv, np.array([0, 3], dtype=np.int32), np.array([4, 1], dtype=np.int32))
@@ -57,23 +62,36 @@ def test_copy_pages(backend: CpuBackend, dtype: KVDType) -> None:
     assert got == [pages[0], pages[3], pages[2], pages[3], pages[0]]
 
 
-def test_logical_order_is_the_reference_backends(backend: CpuBackend, model: CpuModel) -> None:
-    """What a step wrote is exported as the reference exports it, within float16 rounding; slots
-    without a token stay as they were."""
+def floats(data: bytes, dtype: KVDType) -> Float32Array:
+    """Elements of float16 or bfloat16."""
+    if dtype is KVDType.F16:
+        return np.frombuffer(data, dtype=np.float16).astype(np.float32)
+    return (np.frombuffer(data, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol", "atol"), [(KVDType.F16, 2e-3, 1e-4), (KVDType.BF16, 1e-2, 1e-2)]
+)
+def test_logical_order_is_the_reference_backends(
+    backend: CpuBackend, model: CpuModel, dtype: KVDType, rtol: float, atol: float
+) -> None:
+    """What a step wrote is exported as the reference exports it, within the rounding of its
+    elements; slots without a token stay as they were."""
+    layout = replace(LAYOUT, dtype=dtype)
     batch = make_batch([(list(range(21)), 0, [2, 0])], 16)
 
     def written(one: Any, loaded: Any) -> Float32Array:
-        kv = one.alloc_kv(LAYOUT, 3)
+        kv = one.alloc_kv(layout, 3)
         for page in range(3):
-            one.import_page(kv, page, b"\x01" * LAYOUT.page_bytes)
+            one.import_page(kv, page, b"\x01" * layout.page_bytes)
         one.step(loaded, kv, batch)
         pages = b"".join(one.export_page(kv, page) for page in range(3))
-        return np.frombuffer(pages, dtype=np.float16).astype(np.float32)
+        return floats(pages, dtype)
 
     reference = ReferenceBackend(threads=1)
     weights = random_weights(SPEC, np.random.default_rng(0), all_of(WeightType.F32))
     expected = written(reference, reference.load(SPEC, weights))
-    np.testing.assert_allclose(written(backend, model), expected, rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(written(backend, model), expected, rtol=rtol, atol=atol)
 
 
 def test_codes_are_the_reference_backends(backend: CpuBackend, model: CpuModel) -> None:
@@ -156,8 +174,10 @@ def test_refusals_name_the_argument(backend: CpuBackend, model: CpuModel) -> Non
         backend.export_page(kv, 2)
     with pytest.raises(ContractError, match="data has 3 bytes"):
         backend.import_page(kv, 1, b"abc")
-    with pytest.raises(ContractError, match="f16 or i8, not f32"):
+    with pytest.raises(ContractError, match="f16, i8, bf16, not f32"):
         backend.alloc_kv(replace(LAYOUT, dtype=KVDType.F32), 2)
+    with pytest.raises(ContractError, match="page_size 1 is odd"):
+        backend.alloc_kv(replace(LAYOUT, dtype=KVDType.BF16, page_size=1), 2)
     with pytest.raises(ContractError, match="head_dim 12"):
         backend.alloc_kv(replace(LAYOUT, head_dim=12), 2)
     with pytest.raises(ContractError, match="final_norm: a vector in q8_0"):

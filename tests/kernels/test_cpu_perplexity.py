@@ -1,4 +1,4 @@
-"""Perplexity of a real text: what the default arithmetic and int8 pages cost."""
+"""Perplexity of a real text: what the default arithmetic and each kind of page cost."""
 
 import pytest
 
@@ -19,6 +19,6 @@ def test_perplexity_is_the_references_within_three_percent() -> None:
     _, parts = windows(MODEL, NUM_TOKENS)
     assert len(parts) * WINDOW >= 20_000
     expected = perplexity(ReferenceBackend(), KVDType.F32, MODEL, parts)
-    for dtype in (KVDType.F16, KVDType.I8):
+    for dtype in (KVDType.F16, KVDType.BF16, KVDType.I8):
         assert perplexity(CpuBackend(), dtype, MODEL, parts) < 1.03 * expected
     assert perplexity(CpuBackend(exact=True), KVDType.F16, MODEL, parts) < 1.001 * expected

@@ -65,6 +65,7 @@ class Mode:
 
 DEFAULT = Mode()
 EXACT = Mode(exact=True)
+PAIRS = Mode(dtype=KVDType.BF16)
 CODES = Mode(dtype=KVDType.I8)
 
 
@@ -106,9 +107,9 @@ def log_softmax(rows: Float32Array) -> Any:
 
 def test_a_short_text(loaded: LoadedModel) -> None:
     tokens = tokenised(english_and_code()[0])[:100]
-    result = divergence(loaded, [tokens], [DEFAULT, EXACT, CODES])
+    result = divergence(loaded, [tokens], [DEFAULT, EXACT, PAIRS, CODES])
     assert result[EXACT][0] <= 5e-6
-    for mode in (DEFAULT, CODES):
+    for mode in (DEFAULT, PAIRS, CODES):
         assert result[mode][0] <= 0.012
         assert result[mode][1] >= 0.9
 
@@ -118,9 +119,10 @@ def test_a_short_text(loaded: LoadedModel) -> None:
 def test_thousands_of_tokens(loaded: LoadedModel) -> None:
     texts = [tokenised(text)[:900] for text in english_and_code()]
     assert sum(map(len, texts)) >= 2500
-    result = divergence(loaded, texts, [DEFAULT, EXACT, CODES])
+    result = divergence(loaded, texts, [DEFAULT, EXACT, PAIRS, CODES])
     assert result[EXACT][0] <= 5e-6
-    assert result[DEFAULT][0] <= 0.004
-    assert result[DEFAULT][1] >= 0.965
+    for mode in (DEFAULT, PAIRS):
+        assert result[mode][0] <= 0.004
+        assert result[mode][1] >= 0.965
     assert result[CODES][0] <= 0.006
     assert result[CODES][1] >= 0.955

@@ -10,7 +10,7 @@ using namespace headwater;
 
 namespace {
 
-constexpr int kAbiVersion = 3;
+constexpr int kAbiVersion = 4;
 
 template <class F>
 auto guarded(F make) noexcept -> decltype(make()) {
@@ -35,12 +35,12 @@ void each_element(const PageShape& s, F visit) {
   heads([&](bool value, size_t head) {
     for (int slot = 0; slot < s.page_size; ++slot)
       for (int d = 0; d < s.head_dim; ++d) {
-        const size_t key = size_t(d) * s.key_lanes() + slot;
-        const size_t place = size_t(slot) * s.head_dim + d;
-        visit(head + (value ? s.key_bytes() + place * size : key * size), size);
+        const size_t place =
+            value ? s.key_bytes() + s.value_index(slot, d) * size : s.key_index(slot, d) * size;
+        visit(head + place, size);
       }
   });
-  if (!s.scaled) return;
+  if (!s.scaled()) return;
   heads([&](bool value, size_t head) {
     for (int slot = 0; slot < s.page_size; ++slot)
       visit(head + (value ? s.value_scales() : s.key_scales()) + sizeof(float) * slot,
@@ -55,9 +55,12 @@ extern "C" {
 
 int hw_abi_version() { return kAbiVersion; }
 
-Backend* hw_open(int threads, int exact, int use_avx512) {
-  return guarded(
-      [&] { return new Backend(use_avx512 ? avx512() : avx2(), threads, exact != 0); });
+// isa: 0 AVX2, 1 AVX-512, 2 AVX-512 with BF16.
+Backend* hw_open(int threads, int exact, int isa) {
+  return guarded([&] {
+    const Isa& table = isa == 2 ? avx512_bf16() : isa == 1 ? avx512() : avx2();
+    return new Backend(table, threads, exact != 0);
+  });
 }
 const char* hw_isa(const Backend* backend) { return backend->isa.name; }
 void hw_close(Backend* backend) { delete backend; }
@@ -68,10 +71,10 @@ Model* hw_load(Backend* backend, const Spec* spec, const SourceWeight* weights) 
 void hw_free_model(Model* model) { delete model; }
 int64_t hw_model_bytes(const Model* model) { return int64_t(model->arena.bytes()); }
 
-KVPool* hw_alloc_kv(int layers, int kv_heads, int head_dim, int page_size, int scaled,
+KVPool* hw_alloc_kv(int layers, int kv_heads, int head_dim, int page_size, int type,
                     int num_pages) {
   return guarded([&] {
-    const PageShape shape{layers, kv_heads, head_dim, page_size, scaled != 0};
+    const PageShape shape{layers, kv_heads, head_dim, page_size, PageType(type)};
     return new KVPool{shape, num_pages, Mapping(shape.page_bytes() * num_pages, true)};
   });
 }

@@ -194,6 +194,7 @@ const Isa& avx2() {
       quantise16,
       silu_mul,
       to_half,
+      avx2_kernels::to_bf16,
       to_codes,
       avx2_kernels::attend,
       avx2_kernels::merge,

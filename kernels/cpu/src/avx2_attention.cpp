@@ -91,7 +91,7 @@ void score(const AttendBlock& work, const float* const* q, KeyRange keys, float*
       score_keys<Format, R, 2>(q, own + lane, lanes, head_dim, next + lane, out + lane);
     if (lane < lanes)
       score_keys<Format, R, 1>(q, own + lane, lanes, head_dim, next + lane, out + lane);
-    if (work.shape.scaled)
+    if (work.shape.scaled())
       for (int r = 0; r < R; ++r)
         scale(out + r * kScoreStride, page + work.shape.key_scales(), lanes);
   }
@@ -189,7 +189,7 @@ void attend_rows(const AttendBlock& work, int row, KeyRange keys) {
            partial, partial + 1);
     outputs[r] = partial + kPartialHead;
   }
-  if (work.shape.scaled) scale_weights<R>(work, keys, scores);
+  if (work.shape.scaled()) scale_weights<R>(work, keys, scores);
   constexpr int kVectors = R <= 3 ? 4 : 2;
   int column = 0;
   for (; column + 8 * kVectors <= work.shape.head_dim; column += 8 * kVectors)
@@ -213,6 +213,7 @@ void some_rows(const AttendBlock& work, int row, int count, KeyRange keys) {
 }  // namespace
 
 void attend(const AttendBlock& work) {
+  if (work.shape.paired()) return attend_bf16(work);
   const int begin = work.block * kKeyBlock;
   for (int row = 0; row < work.rows;) {
     const int count = std::min(kMaxRows, work.rows - row);
@@ -223,7 +224,7 @@ void attend(const AttendBlock& work) {
     }
     if (keys.first > keys.last)
       for (int r = row; r < row + count; ++r) work.partials[r][0] = kUnseen;
-    else if (work.shape.scaled)
+    else if (work.shape.scaled())
       some_rows<Codes>(work, row, count, keys);
     else
       some_rows<Halves>(work, row, count, keys);

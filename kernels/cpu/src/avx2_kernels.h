@@ -12,6 +12,8 @@ void unpack_unit(const Matrix& w, const uint8_t* unit, float* out);
 void unpack_tile(const Matrix& w, int tile, float* out);
 void unpack_row(const Matrix& w, int row, float* out);
 void attend(const AttendBlock& work);
+void attend_bf16(const AttendBlock& work);  // over pages of bfloat16
+void to_bf16(const float* x, int n, uint16_t* out);
 void merge(float* state, const float* partials, int count, int stride, int head_dim);
 void finish(const float* state, int head_dim, float* out);
 

@@ -57,4 +57,14 @@ const Isa& avx512() {
   return table;
 }
 
+const Isa& avx512_bf16() {
+  static const Isa table = [] {
+    Isa isa = avx512();
+    isa.name = "avx512bf16";
+    isa.attend = avx512_kernels::attend_bf16;
+    return isa;
+  }();
+  return table;
+}
+
 }  // namespace headwater

@@ -126,7 +126,7 @@ inline void score(const float* const* q, const Vectors<Format>& vectors, int fir
   scores += first * kLanes;
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) {
-      if (shape.scaled)
+      if (shape.scaled())
         acc[r][v] = _mm512_mul_ps(acc[r][v], _mm512_loadu_ps(vectors.key_scales[first + v]));
       _mm512_storeu_ps(scores + r * kKeyBlock + kLanes * v, acc[r][v]);
     }
@@ -217,7 +217,7 @@ void attend_rows(const AttendBlock& work, int row, int first, int last) {
     float* weights = scores + r * kKeyBlock;
     soften(weights, work.first_key[row + r] - begin, work.last_key[row + r] - begin, range,
            partial, partial + 1);
-    for (v = range.first; shape.scaled && v < range.end; ++v)
+    for (v = range.first; shape.scaled() && v < range.end; ++v)
       _mm512_storeu_ps(weights + kLanes * v,
                        _mm512_mul_ps(_mm512_loadu_ps(weights + kLanes * v),
                                      _mm512_loadu_ps(vectors.value_scales[v])));
@@ -265,9 +265,10 @@ void attend_pages(const AttendBlock& work) {
 }  // namespace
 
 void attend(const AttendBlock& work) {
-  if (work.shape.page_size % kLanes || work.shape.head_dim % kLanes)
+  const PageShape& shape = work.shape;
+  if (shape.paired() || shape.page_size % kLanes || shape.head_dim % kLanes)
     avx2_kernels::attend(work);
-  else if (work.shape.scaled)
+  else if (shape.scaled())
     attend_pages<Codes>(work);
   else
     attend_pages<Halves>(work);

@@ -10,5 +10,6 @@ void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num
             int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch);
 int64_t multiply(bool integer, int64_t rounds);
 void attend(const AttendBlock& work);
+void attend_bf16(const AttendBlock& work);  // needs BF16 as well
 
 }  // namespace headwater::avx512_kernels

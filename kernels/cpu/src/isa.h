@@ -25,6 +25,7 @@ struct Isa {
   void (*quantise16)(const float* x, int n, Act16* out);
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);  // n a multiple of 8
   void (*to_half)(const float* x, int n, uint16_t* out);                  // n a multiple of 8
+  void (*to_bf16)(const float* x, int n, uint16_t* out);                // n a multiple of 8
 
   // Codes of one vector and its scale, the largest magnitude / 127, 1 for zeros.
   void (*to_codes)(const float* x, int n, int8_t* out, float* scale);  // n a multiple of 8
@@ -45,6 +46,7 @@ struct Isa {
 };
 
 const Isa& avx2();
-const Isa& avx512();  // AVX-512 F, BW, DQ, VL and VNNI; the bits of avx2()
+const Isa& avx512();       // AVX-512 F, BW, DQ, VL and VNNI; the bits of avx2()
+const Isa& avx512_bf16();  // with BF16 as well; the bits of avx2()
 
 }  // namespace headwater

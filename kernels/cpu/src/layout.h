@@ -9,6 +9,7 @@ namespace headwater {
 constexpr int kTileRows = 16;    // output rows interleaved in one weight tile
 constexpr int kBlock = 32;       // elements under one quantisation scale
 constexpr int kKeyBlock = 256;   // keys per attention block, aligned to absolute positions
+constexpr int kMaxHeadDim = 1024;
 constexpr int kPartialHead = 8;  // floats before the output vector of an attention partial
 
 // As checkpoints have them. From kQ5_0 on they are converted when they are packed (convert.h).
@@ -74,25 +75,39 @@ struct Matrix {
   const uint8_t* tile(int index) const { return data + tile_bytes() * index; }
 };
 
-// Pages of float16, or of 8-bit codes with a float32 scale per slot:
+// What a page holds: float16, 8-bit codes with a float32 scale per slot, or bfloat16.
+enum class PageType : int32_t { kF16, kI8, kBF16 };
+
 // [page][layer][kv_head](K [head_dim][key_lanes], V [page_size][head_dim], scales of K [key_lanes],
 // scales of V [key_lanes]). Keys lie along the vector lanes; pages of fewer than 8 slots leave some
-// unused. An element of a scaled page is code * scale.
+// unused. An element of a scaled page is code * scale. In bfloat16 what is multiplied together lies
+// in pairs: K [head_dim / 2][key_lanes][2], V [page_size / 2][head_dim][2]; page_size is even.
 struct PageShape {
   int num_layers;
   int num_kv_heads;
   int head_dim;
   int page_size;
-  bool scaled;
+  PageType type;
 
-  int element_bytes() const { return scaled ? 1 : 2; }
+  bool scaled() const { return type == PageType::kI8; }
+  bool paired() const { return type == PageType::kBF16; }
+  int element_bytes() const { return scaled() ? 1 : 2; }
   int key_lanes() const { return page_size < 8 ? 8 : page_size; }
+  // Where an element lies among those of its head's keys, and of its values.
+  size_t key_index(int slot, int d) const {
+    if (paired()) return 2 * (size_t(d / 2) * key_lanes() + slot) + d % 2;
+    return size_t(d) * key_lanes() + slot;
+  }
+  size_t value_index(int slot, int d) const {
+    if (paired()) return 2 * (size_t(slot / 2) * head_dim + d) + slot % 2;
+    return size_t(slot) * head_dim + d;
+  }
   size_t key_bytes() const { return size_t(head_dim) * key_lanes() * element_bytes(); }
   size_t value_bytes() const { return size_t(head_dim) * page_size * element_bytes(); }
   size_t key_scales() const { return key_bytes() + value_bytes(); }  // where they begin in a head
   size_t value_scales() const { return key_scales() + sizeof(float) * key_lanes(); }
   size_t head_bytes() const {
-    return scaled ? value_scales() + sizeof(float) * key_lanes() : key_scales();
+    return scaled() ? value_scales() + sizeof(float) * key_lanes() : key_scales();
   }
   size_t layer_bytes() const { return head_bytes() * num_kv_heads; }
   size_t page_bytes() const { return layer_bytes() * num_layers; }

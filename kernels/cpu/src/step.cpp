@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kChunkRows = 128;  // rows of one linear item: their activations stay in the L2 cache
 constexpr int kOutputFloats = 4096;
-constexpr int kMaxHeadDim = 1024;
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 int ceil_div(int n, int d) { return (n + d - 1) / d; }
@@ -285,23 +284,24 @@ class Step {
     uint8_t* out = kv_.page(slot / shape.page_size) + shape.layer_bytes() * index;
     for (int h = 0; h < spec_.num_kv_heads; ++h, k += dim, v += dim, out += shape.head_bytes()) {
       rotate(k, layer.k_norm, row);
-      if (shape.scaled)
+      if (shape.scaled())
         store_codes(k, v, offset, out);
       else
-        store_halves(k, v, offset, reinterpret_cast<uint16_t*>(out));
+        store_short(k, v, offset, reinterpret_cast<uint16_t*>(out));
     }
   }
 
-  // A key and a value of one head to their slot of a page.
-  void store_halves(const float* k, const float* v, int slot, uint16_t* head) {
+  // A key and a value of one head to their slot of a page, as float16 or bfloat16.
+  void store_short(const float* k, const float* v, int slot, uint16_t* head) {
     const PageShape& shape = kv_.shape;
-    const int dim = shape.head_dim, lanes = shape.key_lanes();
-    for (int d = 0; d < dim; d += 8) {
-      uint16_t half[8];
-      isa_.to_half(k + d, 8, half);
-      for (int i = 0; i < 8; ++i) head[size_t(d + i) * lanes + slot] = half[i];
-    }
-    isa_.to_half(v, dim, head + size_t(dim) * lanes + size_t(slot) * dim);
+    const int dim = shape.head_dim;
+    const auto convert = shape.paired() ? isa_.to_bf16 : isa_.to_half;
+    uint16_t row[kMaxHeadDim];
+    convert(k, dim, row);
+    for (int d = 0; d < dim; ++d) head[shape.key_index(slot, d)] = row[d];
+    convert(v, dim, row);
+    head += shape.key_bytes() / sizeof(uint16_t);
+    for (int d = 0; d < dim; ++d) head[shape.value_index(slot, d)] = row[d];
   }
 
   void store_codes(const float* k, const float* v, int slot, uint8_t* head) {

@@ -1,0 +1,258 @@
+// Attention over bfloat16 pages, AVX-512 with BF16: two products an instruction. Its order of
+// operations is in avx2_bf16_attention.cpp, which gives the same bits and takes the pages whose
+// keys or head size do not fill 16 lanes.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "avx2_kernels.h"
+#include "avx512_kernels.h"
+#include "bf16_exp.h"
+
+namespace headwater::avx512_kernels {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kMaxRows = 6;     // query rows in registers
+constexpr int kMaxVectors = 4;  // vectors of keys, or of head_dim, in registers
+constexpr int kBlockVectors = kKeyBlock / kLanes;
+constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+
+using Pair = uint32_t;  // of bfloat16, the even element in the low half
+
+// The keys of a block that some row of a group sees, and the vectors of 16 that they lie in.
+struct KeyRange {
+  int first;
+  int last;
+
+  int first_vector() const { return first / kLanes; }
+  int end_vector() const { return last / kLanes + 1; }
+};
+
+// A block's pages as vectors of 16 keys: where their keys and their values begin.
+struct Vectors {
+  Vectors(const AttendBlock& work, KeyRange range) {
+    const PageShape& shape = work.shape;
+    const size_t page_bytes = shape.page_bytes(), values_at = shape.key_bytes();
+    for (int v = range.first_vector(); v < range.end_vector(); ++v) {
+      const int key = work.block * kKeyBlock + v * kLanes, slot = key % shape.page_size;
+      const uint8_t* page = work.head_base + page_bytes * work.page_table[key / shape.page_size];
+      keys[v] = reinterpret_cast<const Pair*>(page) + slot;
+      values[v] = reinterpret_cast<const Pair*>(page + values_at);
+      values[v] += size_t(slot / 2) * shape.head_dim;
+    }
+  }
+
+  const Pair* keys[kBlockVectors];    // [head_dim / 2][page_size]
+  const Pair* values[kBlockVectors];  // [8][head_dim]
+};
+
+inline void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
+
+inline __m512 add_pairs(Pair factors, __m512i pairs, __m512 sum) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(int(factors)), (__m512bh)pairs);
+}
+
+// Scores of V vectors of keys for R rows. kFirst: the first rows of a tile, for whom pages come
+// from memory; meanwhile the next vectors of keys and the values of these are fetched.
+template <bool kFirst, int R, int V>
+inline void score(const Pair* queries, const Vectors& vectors, int first, int ahead,
+                  const PageShape& shape, float* scores) {
+  const Pair* const* keys = vectors.keys + first;
+  const int pairs = shape.head_dim / 2;
+  __m512 acc[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
+#pragma GCC unroll 2
+  for (int i = 0; i < pairs; ++i) {
+    const size_t at = size_t(i) * shape.page_size;
+    if constexpr (kFirst)
+      for (int v = 0; v < V; ++v) {
+        prefetch(vectors.keys[ahead + v] + at);
+        prefetch(vectors.values[first + v] + i * kLanes);
+      }
+    __m512i k[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) k[v] = _mm512_loadu_si512(keys[v] + at);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const Pair q = queries[r * pairs + i];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[r][v] = add_pairs(q, k[v], acc[r][v]);
+    }
+  }
+  scores += first * kLanes;
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) _mm512_storeu_ps(scores + r * kKeyBlock + kLanes * v, acc[r][v]);
+}
+
+// Gives the keys of a row's vector that it does not see the score -inf.
+inline __m512 masked(const float* scores, int v, int first, int last) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i key = _mm512_add_epi32(lane, _mm512_set1_epi32(kLanes * v));
+  const __mmask16 seen = _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(first)) &
+                         _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(last));
+  return _mm512_mask_loadu_ps(_mm512_set1_ps(kUnseen), seen, scores + kLanes * v);
+}
+
+inline __m512 exp_weight(__m512 score, __m512 top) {
+  using namespace bf16_exp;
+  const __m512 round = _mm512_set1_ps(kRound);
+  const __m512 t = _mm512_fmsub_ps(score, _mm512_set1_ps(kLog2e), top);
+  const __m512 n = _mm512_add_ps(t, round);
+  const __m512 f = _mm512_sub_ps(t, _mm512_sub_ps(n, round));
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(kC3), f, _mm512_set1_ps(kC2));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kC1));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kC0));
+  const __mmask16 normal = _mm512_cmp_ps_mask(t, _mm512_set1_ps(kLowest), _CMP_GE_OQ);
+  const __m512i shift = _mm512_slli_epi32(_mm512_castps_si512(n), 23);
+  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(p), shift));
+}
+
+// Turns a row's scores into weights, 0 where the row does not see the key. `sum` is that of the
+// weights before they are rounded.
+void soften(float* scores, int first, int last, KeyRange keys, uint16_t* weights, float* maximum,
+            float* sum) {
+  __m512 high = _mm512_set1_ps(kUnseen);
+  for (int v = keys.first_vector(); v < keys.end_vector(); ++v) {
+    __m512 s = _mm512_loadu_ps(scores + kLanes * v);
+    if (first > kLanes * v || last < kLanes * v + kLanes - 1) {
+      s = masked(scores, v, first, last);
+      _mm512_storeu_ps(scores + kLanes * v, s);
+    }
+    high = _mm512_max_ps(high, s);
+  }
+  *maximum = _mm512_reduce_max_ps(high);
+  const __m512 top = _mm512_set1_ps(*maximum * bf16_exp::kLog2e);
+  __m512 total = _mm512_setzero_ps();
+  for (int v = keys.first_vector(); v < keys.end_vector(); ++v) {
+    const __m512 p = exp_weight(_mm512_loadu_ps(scores + kLanes * v), top);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + kLanes * v),
+                        (__m256i)_mm512_cvtneps_pbh(p));
+    total = _mm512_add_ps(total, p);
+  }
+  const __m256 half =
+      _mm256_add_ps(_mm512_castps512_ps256(total), _mm512_extractf32x8_ps(total, 1));
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  *sum = _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+
+// V * 16 columns of the outputs of R rows over the keys of the block that some row sees.
+template <int R, int V>
+inline void weigh(const Vectors& vectors, KeyRange keys, int head_dim, const Pair* weights,
+                  int column, float* const* outputs) {
+  constexpr int kRow = kKeyBlock / 2;
+  __m512 acc[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
+  const auto add = [&](int pair, const Pair* values, __m512i seen) {
+    __m512i x[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v)
+      x[v] = _mm512_and_si512(_mm512_loadu_si512(values + kLanes * v), seen);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const Pair p = weights[r * kRow + pair];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[r][v] = add_pairs(p, x[v], acc[r][v]);
+    }
+  };
+  const auto at = [&](int pair) {
+    return vectors.values[pair / (kLanes / 2)] + size_t(pair % (kLanes / 2)) * head_dim + column;
+  };
+  // Of the pairs at the ends a key may be unseen.
+  const auto add_end = [&](int pair) {
+    const int even = 2 * pair < keys.first ? 0 : 0xffff;
+    const int odd = 2 * pair == keys.last ? 0 : ~0xffff;
+    add(pair, at(pair), _mm512_set1_epi32(even | odd));
+  };
+  const int last = keys.last / 2;
+  int pair = keys.first / 2;
+  if (keys.first % 2 && pair < last) add_end(pair++);
+  while (pair < last) {
+    const int end = std::min(last, (pair / (kLanes / 2) + 1) * (kLanes / 2));
+    for (const Pair* values = at(pair); pair < end; ++pair, values += head_dim)
+      add(pair, values, _mm512_set1_epi32(-1));
+  }
+  add_end(last);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v)
+      _mm512_storeu_ps(outputs[r] + column + kLanes * v, acc[r][v]);
+}
+
+template <bool kFirst, int R>
+void attend_rows(const AttendBlock& work, int row, KeyRange keys) {
+  alignas(64) float scores[R * kKeyBlock];
+  alignas(64) Pair weights[R * kKeyBlock / 2];
+  alignas(64) Pair queries[R * kMaxHeadDim / 2];
+  const PageShape& shape = work.shape;
+  const int head_dim = shape.head_dim, begin = work.block * kKeyBlock;
+  const Vectors vectors(work, keys);
+  int v = keys.first_vector();
+  const int end = keys.end_vector();
+  if constexpr (kFirst)
+    for (int i = v; i < std::min(v + kMaxVectors, end); ++i)
+      for (int d = 0; d < head_dim; d += 2) prefetch(vectors.keys[i] + d / 2 * shape.page_size);
+  for (int r = 0; r < R; ++r)
+    for (int d = 0; d < head_dim; d += kLanes)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(queries + (r * head_dim + d) / 2),
+                          (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(work.queries[row + r] + d)));
+  for (; v + kMaxVectors <= end; v += kMaxVectors) {
+    const int ahead = v + 2 * kMaxVectors <= end ? v + kMaxVectors : v;
+    score<kFirst, R, kMaxVectors>(queries, vectors, v, ahead, shape, scores);
+  }
+  for (; v < end; ++v) score<kFirst, R, 1>(queries, vectors, v, v, shape, scores);
+  float* outputs[R];
+  for (int r = 0; r < R; ++r) {
+    float* partial = work.partials[row + r];
+    soften(scores + r * kKeyBlock, work.first_key[row + r] - begin, work.last_key[row + r] - begin,
+           keys, reinterpret_cast<uint16_t*>(weights + r * kKeyBlock / 2), partial, partial + 1);
+    outputs[r] = partial + kPartialHead;
+  }
+  int column = 0;
+  for (; column + kMaxVectors * kLanes <= head_dim; column += kMaxVectors * kLanes)
+    weigh<R, kMaxVectors>(vectors, keys, head_dim, weights, column, outputs);
+  for (; column < head_dim; column += kLanes)
+    weigh<R, 1>(vectors, keys, head_dim, weights, column, outputs);
+}
+
+template <bool kFirst>
+void some_rows(const AttendBlock& work, int row, int count, KeyRange keys) {
+  switch (count) {
+    case 1: attend_rows<kFirst, 1>(work, row, keys); break;
+    case 2: attend_rows<kFirst, 2>(work, row, keys); break;
+    case 3: attend_rows<kFirst, 3>(work, row, keys); break;
+    case 4: attend_rows<kFirst, 4>(work, row, keys); break;
+    case 5: attend_rows<kFirst, 5>(work, row, keys); break;
+    default: attend_rows<kFirst, 6>(work, row, keys); break;
+  }
+}
+
+}  // namespace
+
+void attend_bf16(const AttendBlock& work) {
+  const PageShape& shape = work.shape;
+  if (!shape.paired() || shape.page_size % kLanes || shape.head_dim % kLanes) return attend(work);
+  const int begin = work.block * kKeyBlock;
+  for (int row = 0; row < work.rows;) {
+    const int count = std::min(kMaxRows, work.rows - row);
+    KeyRange keys{kKeyBlock, -1};
+    for (int r = row; r < row + count; ++r) {
+      keys.first = std::min(keys.first, std::max(0, work.first_key[r] - begin));
+      keys.last = std::max(keys.last, std::min(kKeyBlock - 1, work.last_key[r] - begin));
+    }
+    if (keys.first > keys.last)
+      for (int r = row; r < row + count; ++r) work.partials[r][0] = kUnseen;
+    else if (row == 0)
+      some_rows<true>(work, row, count, keys);
+    else
+      some_rows<false>(work, row, count, keys);
+    row += count;
+  }
+}
+
+}  // namespace headwater::avx512_kernels
