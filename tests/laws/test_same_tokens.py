@@ -54,7 +54,7 @@ def cold(backend: str, tokens: list[int], sampling: SamplingParams) -> Answer:
 def test_chunked_and_warm(backend: str, length: int, sampling: SamplingParams) -> None:
     tokens = prompt(length, length)
     expected = cold(backend, tokens, sampling)
-    for budget in (PAGE, PAGE + 1, 40):
+    for budget in (1, 7, PAGE - 1, PAGE, PAGE + 1, 40, 64):
         run = driver(backend, token_budget=budget)
         same(backend, alone(run, tokens, sampling), expected)
         warm = alone(run, tokens, sampling)
