@@ -80,10 +80,11 @@ class _Server:
     process: "subprocess.Popen[str]"
 
     def spent(self) -> _Spent:
-        """So far."""
+        """So far; the engine is the first child, and one that waits to take its place does
+        nothing."""
         pid = self.process.pid
-        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return _Spent(_cpu_s(pid), _cpu_s(int(child)))
+        engine, *_ = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return _Spent(_cpu_s(pid), _cpu_s(int(engine)))
 
     def ask(self, text: str, tokens: int) -> None:
         """A streamed answer, read to its end."""
