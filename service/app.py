@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.types import SHARED_TENANT
 from service.access.credentials import CredentialMiddleware
 from service.access.origin import OriginMiddleware
-from service.dashboard.feed import FeedEndpoint
+from service.dashboard.feed import FeedSocket
 from service.dashboard.node import TreeNode
 from service.dashboard.page import DashboardPage
 from service.dialects.messages_errors import encode_error, error_status
@@ -104,7 +104,7 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
         Route("/metrics", MetricsEndpoint(services.metrics), methods=["GET"]),
         Route("/dashboard", page := DashboardPage(), methods=["GET"]),
         Route("/dashboard/{name}", page, methods=["GET"]),
-        Route("/admin/feed", FeedEndpoint(services.feed, services.settings), methods=["GET"]),
+        WebSocketRoute("/admin/feed", FeedSocket(services.feed).endpoint),
         Route(
             "/admin/tree/{page:int}",
             TreeNode(engine, services.assets.vocabulary),

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
-from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from engine.api import Engine, EngineError
 from engine.views import EngineView, TreeView
@@ -21,8 +22,7 @@ from service.endpoints.roofline import describe_machine, describe_work
 from service.errors import RETRY_SOON, ApiError
 from service.events import RequestRecord
 from service.model_card import ModelCard
-from service.transport.http import while_connected
-from service.transport.sse import send_frames
+from service.transport.handshake import SERVICE_RESTART, accepted_protocol, deny
 
 BUSY_S: Final = 0.25
 IDLE_S: Final = 0.5
@@ -33,12 +33,12 @@ MAX_WATCHERS: Final = 32
 _MAX_BEHIND: Final = 64
 """Frames. Who is farther behind is let go, and comes back to a snapshot."""
 
-Watcher = MemoryObjectSendStream[bytes]
+Watcher = MemoryObjectSendStream[str]
 
 
 class Feed:
-    """Frames of server-sent events; each watcher gets a snapshot, then what changes. It belongs
-    to one event loop."""
+    """Messages in JSON; each watcher gets a snapshot, then what changes. It belongs to one event
+    loop."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Feed:
         self._roofline_ns = 0
         self._plot: dict[str, Any] = {}
 
-    async def watch(self) -> AsyncGenerator[bytes, None]:
+    async def watch(self) -> AsyncGenerator[str, None]:
         """The frames of one watcher, until the server drains or it does not keep up. Raises
         ApiError at the first read where too many watch already."""
         if self._draining or len(self._watchers) >= MAX_WATCHERS:
@@ -75,7 +75,7 @@ class Feed:
                 code="server_is_overloaded",
                 headers=RETRY_SOON,
             )
-        sender, receiver = anyio.create_memory_object_stream[bytes](_MAX_BEHIND)
+        sender, receiver = anyio.create_memory_object_stream[str](_MAX_BEHIND)
         sender.send_nowait(_frame(self._hello()))
         self._watchers.add(sender)
         if self._task is None or self._task.done():
@@ -214,42 +214,42 @@ class Feed:
         return round((time_ns - self._epoch_ns) / 1e6, 1)
 
 
-class FeedEndpoint:
-    """`GET /admin/feed`: what the page shows, as server-sent events for `fetch`, which unlike
-    EventSource and WebSocket can send a key in a header."""
+class FeedSocket:
+    """`GET /admin/feed`: what the page shows, over a WebSocket on which only the server speaks."""
 
-    def __init__(self, feed: Feed, settings: Settings) -> None:
+    def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._limits = settings.limits
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer() -> None:
-            async with aclosing(self._feed.watch()) as frames:
+    async def endpoint(self, websocket: WebSocket) -> None:
+        """Until the watcher leaves, does not keep up, or the server drains."""
+        async with aclosing(self._feed.watch()) as frames:
+            try:
                 first = await anext(frames)
-                async with aclosing(_with_first(first, frames)) as all_frames:
-                    await send_frames(scope, send, all_frames, _Silence(), self._limits)
+            except ApiError as error:
+                await deny(websocket, error)
+                return
+            await websocket.accept(accepted_protocol(websocket.scope["subprotocols"]))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_write, websocket, first, frames, tasks)
+                while (await websocket.receive())["type"] != "websocket.disconnect":
+                    pass
+                tasks.cancel_scope.cancel()
 
-        await while_connected(receive, answer)
 
-
-class _Silence:
-    def keep_alive(self) -> bytes:
-        """A comment."""
-        return b": nothing new\n\n"
-
-
-async def _with_first(
-    first: bytes, frames: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    yield first
-    with suppress(StopAsyncIteration):
-        while True:
-            yield await anext(frames)
+async def _write(
+    websocket: WebSocket, first: str, frames: AsyncGenerator[str, None], tasks: TaskGroup
+) -> None:
+    with suppress(WebSocketDisconnect):
+        await websocket.send_text(first)
+        async for frame in frames:
+            await websocket.send_text(frame)
+        await websocket.close(SERVICE_RESTART)
+    tasks.cancel_scope.cancel()
 
 
 def _tree(tree: TreeView) -> dict[str, Any]:
     return {"nodes": tree.nodes, "num_nodes": tree.num_nodes, "num_pages": tree.num_pages}
 
 
-def _frame(message: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(message) + b"\n\n"
+def _frame(message: dict[str, Any]) -> str:
+    return msgspec.json.encode(message).decode()

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 import anyio
 from anyio.abc import TaskGroup
-from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from service.access.credentials import KEY_PROTOCOL
 from service.dialects import wire
 from service.dialects.responses_decode import (
     CreateRequest,
@@ -31,6 +29,7 @@ from service.responses.turns import OUR_FAULT, Origin
 from service.services import Services
 from service.telemetry.log_context import TRACE_ID
 from service.telemetry.sinks import finish_refused
+from service.transport.handshake import SERVICE_RESTART, accepted_protocol, deny
 from service.transport.http import begin_record, decode_body
 from service.transport.intake import Hold
 from service.transport.lanes import LaneLimits, Lanes, check_stream_id
@@ -38,7 +37,6 @@ from service.transport.outbox import Outbox, OutboxClosed
 from service.transport.steering import RunningTurn, Steer, Steering, prepended, successor
 
 GOING_AWAY = 1001
-SERVICE_RESTART = 1012
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +63,12 @@ class ResponsesSockets:
     async def endpoint(self, websocket: WebSocket) -> None:
         """Serve one connection to its end."""
         if self._draining:
-            await _deny(websocket, _shutting_down())
+            await deny(websocket, _shutting_down())
             return
         connection = _Connection(websocket, self._services, self._limits)
         self._connections.add(connection)
         try:
-            await websocket.accept(_accepted(websocket.scope["subprotocols"]))
+            await websocket.accept(accepted_protocol(websocket.scope["subprotocols"]))
             await connection.run()
         finally:
             self._connections.remove(connection)
@@ -332,20 +330,6 @@ class _Connection:
                         for frame in turn.progress():
                             await self._outbox.put(frame)
                 running.quiet = True
-
-
-def _accepted(offered: list[str]) -> str | None:
-    """The first subprotocol that is no key: browsers end a handshake that accepts none of theirs,
-    and a key is not said back."""
-    return next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)
-
-
-async def _deny(websocket: WebSocket, error: ApiError) -> None:
-    """Refuse the handshake with an ordinary HTTP answer."""
-    response = Response(
-        wire.encode_error(error), error.status, error.headers, media_type="application/json"
-    )
-    await websocket.send_denial_response(response)
 
 
 def _shutting_down() -> ApiError:

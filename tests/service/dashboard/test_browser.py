@@ -3,6 +3,8 @@
 Screenshots of what is tested go to out/ (not kept by git), to be looked at.
 """
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,6 +166,20 @@ def test_the_page_comes_back_by_itself_when_the_server_does(page: Page) -> None:
     with serve(port=port):
         expect(page.locator("#state-text")).to_have_text("idle")
         ask(page, "And where does it end?")
+
+
+def test_the_page_goes_on_with_the_next_engine(page: Page) -> None:
+    with serve() as server:
+        page.goto(f"{server.url}/dashboard")
+        ask(page)
+        expect(page.locator("path.branch").first).to_be_visible()
+        pid = server.process.pid
+        engine, *_ = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(engine), signal.SIGKILL)
+        expect(page.locator("#tree-empty")).to_be_visible()
+        expect(page.locator("#state-text")).to_have_text("idle")
+        ask(page, "And where does it begin?")
+        expect(page.locator("path.branch").first).to_be_visible()
 
 
 def test_with_keys_nothing_is_shown_without_an_admin_key(page: Page, tmp_path: Path) -> None:

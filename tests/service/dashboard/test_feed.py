@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
+from websockets.typing import Subprotocol
 
 from engine.scripted import text_script
 from engine.views import EngineView
+from service.access.credentials import KEY_PROTOCOL
 from service.access.keys import KeyFile, hash_key, key_entry
 from service.dashboard.feed import MAX_WATCHERS
+from service.transport.handshake import SERVICE_RESTART
 from tests.service.conftest import MODEL, LiveServer, run_server
 
 TENANT, OPERATOR = "key-of-a", "key-of-operator"
@@ -40,13 +45,19 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
+def connected(server: LiveServer, key: str = "") -> Connection:
+    """A watcher, which shows its key as a browser has to."""
+    names = ["headwater.feed", *([f"{KEY_PROTOCOL}{key}"] if key else [])]
+    url = f"ws://127.0.0.1:{server.port}/admin/feed"
+    return connect(url, subprotocols=[Subprotocol(name) for name in names], proxy=None)
+
+
 @contextlib.contextmanager
 def watching(server: LiveServer, key: str = "") -> Iterator[Iterator[Message]]:
     """The messages of one watcher."""
-    headers = bearer(key) if key else {}
-    with server.http.stream("GET", "/admin/feed", headers=headers) as answer:
-        assert answer.status_code == 200, answer.read()
-        yield (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+    with connected(server, key) as socket:
+        assert socket.subprotocol == "headwater.feed"
+        yield (json.loads(frame) for frame in socket)
 
 
 def test_the_page_is_served_with_a_strict_policy(server: LiveServer) -> None:
@@ -121,35 +132,43 @@ def test_the_engine_is_looked_at_only_while_somebody_watches(
 
 def test_watchers_are_bounded(server: LiveServer) -> None:
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(
-            httpx.Client(
-                base_url=server.url,
-                trust_env=False,
-                limits=httpx.Limits(max_connections=MAX_WATCHERS + 1),
-            )
-        )
-        held: list[Iterator[str]] = []  # an iterator that is dropped ends its stream
         for _ in range(MAX_WATCHERS):
-            answer = stack.enter_context(client.stream("GET", "/admin/feed"))
-            held.append(answer.iter_lines())
-            assert next(held[-1]).startswith("data: ")
-        refused = client.get("/admin/feed")
-        assert refused.status_code == 503 and "retry-after" in refused.headers
+            assert json.loads(stack.enter_context(connected(server)).recv())["type"] == "hello"
+        with pytest.raises(InvalidStatus) as refused:
+            connected(server)
+        answer = refused.value.response
+        assert answer.status_code == 503 and "retry-after" in answer.headers
+
+
+def test_what_a_watcher_says_is_not_heard(server: LiveServer) -> None:
+    with connected(server) as socket:
+        for number in range(500):
+            socket.send(f"{number}" * 1000)
+        assert json.loads(socket.recv())["type"] == "hello"
+        server.http.post("/v1/chat/completions", json=CHAT).raise_for_status()
+        while "lanes" not in json.loads(socket.recv()):
+            pass
 
 
 def test_a_draining_server_lets_its_watchers_go(server: LiveServer) -> None:
     with watching(server) as messages:
         next(messages)
         server.stop()
-        assert [*messages][-1:] != [None], "the stream ends by itself"
+        with pytest.raises(ConnectionClosedError) as ended:
+            while True:
+                next(messages)
+        assert ended.value.rcvd is not None and ended.value.rcvd.code == SERVICE_RESTART
 
 
 def test_with_keys_the_page_is_open_and_what_it_shows_is_the_operators(guarded: LiveServer) -> None:
     assert guarded.http.get("/dashboard").is_success
     assert guarded.http.get("/dashboard/app.js").is_success
-    for path in ("/admin/feed", "/admin/tree/0"):
-        assert guarded.http.get(path).status_code == 401
-        assert guarded.http.get(path, headers=bearer(TENANT)).status_code == 403
+    for key, status in (("", 401), (TENANT, 403)):
+        headers = bearer(key) if key else {}
+        assert guarded.http.get("/admin/tree/0", headers=headers).status_code == status
+        with pytest.raises(InvalidStatus) as refused:
+            connected(guarded, key)
+        assert refused.value.response.status_code == status
     with watching(guarded, OPERATOR) as messages:
         assert next(messages)["type"] == "hello"
     assert guarded.http.get("/admin/tree/0", headers=bearer(OPERATOR)).status_code == 404

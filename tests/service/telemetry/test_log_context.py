@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from websockets.sync.client import connect
 
 from engine.scripted import Script, ScriptedCore, ScriptStep, in_order, text_script
 from engine.transport import start_thread_engine
@@ -150,13 +151,11 @@ def test_the_feed_is_nobodys_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Feed, "_look", noting)
     headers = {"traceparent": traceparent(FIRST)}
-    with (
-        run_server(text_script("x")) as server,
-        server.http.stream("GET", "/admin/feed", headers=headers) as answer,
-    ):
-        feed = answer.iter_lines()
-        while not traces:
-            next(feed)
+    with run_server(text_script("x")) as server:
+        url = f"ws://127.0.0.1:{server.port}/admin/feed"
+        with connect(url, additional_headers=headers, proxy=None) as socket:
+            while not traces:
+                socket.recv()
     assert set(traces) == {""}
 
 
