@@ -197,13 +197,13 @@ class Verdict(StrEnum):
 
 
 def judge(wall_ns: int, kernel_ns: int, memory_ns: int, compute_ns: int) -> Verdict:
-    """The resource that needed the longest: the memory for the bytes that had to move, the units
-    that multiply, or all that is not the kernels. UNKNOWN where the machine was not measured, or
-    nothing was computed."""
+    """HOST where more time went beside the kernels than in them. Else what the kernels wait for:
+    the memory, or the units that multiply, whichever needs longer at its best for the bytes that
+    had to move or the operations; how far from their best they were is no reason to blame the host.
+    UNKNOWN where the machine was not measured, or nothing was computed."""
     if not kernel_ns or not (memory_ns or compute_ns):
         return Verdict.UNKNOWN
-    host_ns = max(0, wall_ns - kernel_ns)
-    if host_ns >= max(memory_ns, compute_ns):
+    if wall_ns - kernel_ns >= kernel_ns:
         return Verdict.HOST
     return Verdict.BANDWIDTH if memory_ns >= compute_ns else Verdict.COMPUTE
 

@@ -15,12 +15,13 @@ from tests.service.conftest import run_server
         (34, 32, 26, 5, Verdict.BANDWIDTH),
         (271, 268, 3, 140, Verdict.COMPUTE),
         (100, 20, 15, 3, Verdict.HOST),
+        (100, 94, 1, 2, Verdict.COMPUTE),  # cores that others use: slow kernels, not a slow host
         (100, 100, 50, 50, Verdict.BANDWIDTH),
         (100, 90, 0, 0, Verdict.UNKNOWN),
         (100, 0, 9, 9, Verdict.UNKNOWN),
     ],
 )
-def test_the_verdict_is_the_resource_that_needs_longest(
+def test_the_verdict_is_what_a_step_waits_for(
     wall: int, kernel: int, memory: int, compute: int, verdict: Verdict
 ) -> None:
     assert judge(wall, kernel, memory, compute) is verdict
