@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -89,6 +90,8 @@ class MetricsExport:
     def _histogram(self, sample: Sample) -> HistogramDataPoint:
         buckets = sample.value
         assert isinstance(buckets, Buckets)
+        # The least and the most are not kept; the protocol can say so, the SDK's type cannot.
+        unknown: Any = None
         return HistogramDataPoint(
             _labels(sample),
             self._start_ns,
@@ -97,8 +100,8 @@ class MetricsExport:
             buckets.total,
             buckets.counts,
             buckets.bounds,
-            min=0.0,
-            max=0.0,
+            min=unknown,
+            max=unknown,
         )
 
 

@@ -5,10 +5,12 @@ import json
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from engine.scripted import Script, ScriptStep
 from tests.service.calls import CHAT, body
 from tests.service.conftest import MODEL, LiveServer, run_server
+from tests.service.raw import chat_request, connected, read_until
 
 SCRIPT = Script((ScriptStep((97, 98)), ScriptStep((99,))), num_cached_tokens=5)
 OUTPUT = 3
@@ -36,6 +38,27 @@ def test_a_chat_stream_tells_usage_once_and_whole(include: bool | None) -> None:
     assert whole["prompt_tokens_details"]["cached_tokens"] == 5
     assert whole["completion_tokens"] == OUTPUT and whole["prompt_tokens"] > 5
     assert told == [whole]
+    assert frames[-1]["usage"] == whole
+    assert bool(frames[-1]["choices"]) is (include is None), "where it was asked for, its own frame"
+
+
+def test_a_cancelled_stream_leaves_its_usage_in_the_metrics() -> None:
+    endless = Script((ScriptStep((97,), delay_s=0.002),), repeat=True)
+    with run_server(endless) as server:
+        with connected(server) as sock:
+            sock.sendall(chat_request(body(stream=True)))
+            read_until(sock, b"data: ", 4)
+        server.wait_for_idle()
+        text = server.http.get("/metrics").text
+        (record,) = server.records
+    assert record.usage is not None and record.usage.output_tokens >= 2
+    told = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert told["vllm:request_generation_tokens_sum"] == record.usage.output_tokens
+    assert told["vllm:request_prompt_tokens_sum"] == record.usage.prompt_tokens
 
 
 def test_responses_tell_input_output_and_cached_tokens_in_both_forms() -> None:
