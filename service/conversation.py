@@ -50,6 +50,16 @@ class Conversation:
     template_kwargs: dict[str, JSONValue] = field(default_factory=dict)
     continue_final: bool = False
 
+    def beginning(self, num_messages: int) -> "Conversation":
+        """The first messages, with the tools; none of them: what the tools are rendered into,
+        which is the system's text."""
+        if num_messages == len(self.messages):
+            return self
+        messages = self.messages[: num_messages or 1]
+        if not num_messages and messages[0].role != "system":
+            messages = (Message("system"),)
+        return Conversation(messages, self.tools, self.template_kwargs)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:

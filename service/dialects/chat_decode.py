@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from service.conversation import GenerationRequest, OutputFormat
+from service.conversation import GenerationRequest, KeptPrefix, OutputFormat
 from service.dialects import wire
-from service.dialects.chat_messages import Prompt, decode_conversation
-from service.dialects.fields import Name, TokenCount
+from service.dialects.chat_messages import Prompt, decode_conversation, num_messages_to_keep
+from service.dialects.fields import BREAKPOINT_S, Name, TokenCount
 from service.dialects.output_format import ResponseFormat, decode_extras, decode_format
 from service.dialects.sampling import NumLogprobs, decode_sampling
 from service.dialects.tool_choice import decode_tool_choice
@@ -76,8 +76,14 @@ def decode(body: bytes, card: ModelCard) -> ChatRequest:
         logprobs=_num_logprobs(wire_body),
     )
     conversation = decode_conversation(wire_body)
+    kept: tuple[KeptPrefix, ...] = ()
+    keep_s = sampling.options.keep_s
+    if num_kept := num_messages_to_keep(wire_body):
+        kept = (KeptPrefix(conversation.beginning(num_kept), keep_s or BREAKPOINT_S),)
+        keep_s = None
     options = replace(
         sampling.options,
+        keep_s=keep_s,
         tool_choice=decode_tool_choice(wire_body.tool_choice, conversation.tools),
         parallel_tool_calls=wire_body.parallel_tool_calls is not False,
         output_format=_output_format(wire_body),
@@ -88,6 +94,7 @@ def decode(body: bytes, card: ModelCard) -> ChatRequest:
             model=card.id,
             conversation=conversation,
             options=options,
+            kept=kept,
         ),
         n=sampling.n,
         stream=sampling.stream,

@@ -18,11 +18,13 @@ Kind: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of a message's content; only text can be read by the models served here."""
+    """One part of a message's content; only text can be read by the models served here.
+    `prompt_cache_breakpoint` is a hint: what is not understood asks for nothing."""
 
     type: Kind
     text: str | None = None
     refusal: str | None = None
+    prompt_cache_breakpoint: Any = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -78,6 +80,20 @@ def decode_conversation(prompt: Prompt) -> Conversation:
         template_kwargs=kwargs,
         continue_final=continue_final,
     )
+
+
+def num_messages_to_keep(prompt: Prompt) -> int:
+    """How many messages there are up to the last one with a cache breakpoint, 0 for none."""
+    for number in range(len(prompt.messages or ()), 0, -1):
+        content = (prompt.messages or [])[number - 1].content
+        if isinstance(content, list) and any(_breaks(part) for part in content):
+            return number
+    return 0
+
+
+def _breaks(part: Part) -> bool:
+    asked = part.prompt_cache_breakpoint
+    return isinstance(asked, dict) and asked.get("mode") == "explicit"
 
 
 def _message(message: WireMessage, path: str) -> Message:

@@ -13,6 +13,8 @@ MAX_TIMEOUT_S: Final = 86_400
 INT32: Final = 2**31 - 1
 INT64: Final = 2**63 - 1
 
+BREAKPOINT_S: Final = 1800.0
+"""How long a prompt is kept up to its `prompt_cache_breakpoint`, where nothing says otherwise."""
 _KEEP_S: Final = {"30m": 1800.0, "12h": 43_200.0, "24h": 86_400.0}
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]

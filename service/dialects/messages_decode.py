@@ -18,7 +18,6 @@ from service.conversation import (
     GenerationRequest,
     JSONValue,
     KeptPrefix,
-    Message,
     OutputFormat,
     Tool,
     ToolChoice,
@@ -148,18 +147,7 @@ def decode(body: bytes, card: ModelCard) -> MessagesRequest:
 def _kept(whole: Conversation, breakpoints: tuple[CacheBreakpoint, ...]) -> tuple[KeptPrefix, ...]:
     """What stands before the last breakpoint of each time to live, the longer times first."""
     last = {each.ttl_s: each.num_messages for each in breakpoints}
-    return tuple(KeptPrefix(_prefix(whole, count), ttl_s) for ttl_s, count in last.items())
-
-
-def _prefix(whole: Conversation, num_messages: int) -> Conversation:
-    """The first messages. Tools are rendered into the system's text, so a breakpoint after them
-    keeps both."""
-    if num_messages == len(whole.messages):
-        return whole
-    messages = whole.messages[: num_messages or 1]
-    if not num_messages and messages[0].role != "system":
-        messages = (Message("system"),)
-    return Conversation(messages, whole.tools, whole.template_kwargs)
+    return tuple(KeptPrefix(whole.beginning(count), ttl_s) for ttl_s, count in last.items())
 
 
 def decode_prompt(body: bytes, card: ModelCard) -> Conversation:

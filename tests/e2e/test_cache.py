@@ -161,6 +161,14 @@ def test_dialects_lease_what_they_ask_to_keep(server: Server) -> None:
         (lease,) = server.http.get("/v1/cache/leases").json()["data"]
         assert lease["ttl_seconds"] == ttl_s
         server.http.delete(f"/v1/cache/leases/{lease['id']}").raise_for_status()
+    marked = {"type": "text", "text": system, "prompt_cache_breakpoint": {"mode": "explicit"}}
+    messages = [{"role": "system", "content": [marked]}, {"role": "user", "content": "Cold?"}]
+    for fields, ttl_s in (({}, 1800), ({"prompt_cache_retention": "24h"}, 86_400)):
+        body = {"model": "default", "max_tokens": 2, "messages": messages, **fields}
+        server.http.post("/v1/chat/completions", json=body).raise_for_status()
+        (lease,) = server.http.get("/v1/cache/leases").json()["data"]
+        assert (lease["ttl_seconds"], lease["tokens_asked"]) == (ttl_s, kept)
+        server.http.delete(f"/v1/cache/leases/{lease['id']}").raise_for_status()
     chat(server, system, "Cold?", prompt_cache_retention="in_memory", prompt_cache_options={})
     assert server.http.get("/v1/cache/leases").json()["data"] == []
 

@@ -76,15 +76,20 @@ def test_what_is_on_disk_outlives_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_writer_killed_at_any_moment_leaves_no_wrong_page(tmp_path: Path) -> None:
-    """20 times: end the server, and kill all of it while it writes."""
+@pytest.mark.parametrize(
+    "sizes", [("--kv-memory", "256MiB"), ("--kv-memory", "40MiB", "--cache-disk", "128MiB")]
+)
+def test_a_writer_killed_at_any_moment_leaves_no_wrong_page(
+    tmp_path: Path, sizes: tuple[str, ...]
+) -> None:
+    """20 times: end the server, and kill all of it while it writes; also with pages on disk."""
     folder = tmp_path / "cache"
     rng = random.Random(5)
-    with serve("--cache-dir", str(folder), "--kv-memory", "256MiB") as server:
+    with serve("--cache-dir", str(folder), *sizes) as server:
         texts = [text for text, _, _ in ask_all(server)]
     num_restored = 0
     for _ in range(20):
-        process, url = _start(folder)
+        process, url = _start(folder, sizes)
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             server = Server(url, http, process)
             num_restored += server.pool()["cached"] > 0
@@ -97,11 +102,11 @@ def test_a_writer_killed_at_any_moment_leaves_no_wrong_page(tmp_path: Path) -> N
     assert num_restored >= 15, "a former snapshot survives its successor's end"
 
 
-def _start(folder: Path) -> tuple["subprocess.Popen[str]", str]:
+def _start(folder: Path, sizes: tuple[str, ...]) -> tuple["subprocess.Popen[str]", str]:
     """A server in a process group of its own."""
     port = free_port()
     command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
-    command += ["--cache-dir", str(folder), "--kv-memory", "256MiB"]
+    command += ["--cache-dir", str(folder), *sizes]
     process = subprocess.Popen(
         command,
         cwd=ROOT,

@@ -38,6 +38,7 @@ def test_40_prefixes_cycled_by_64_clients_through_a_small_pool(
     assert {p.name for p in phases if p.num_disk_tokens} == {"prefix_match"}
     assert 40 * PAGE < sum(p.num_disk_tokens for p in phases) <= stats.num_restored_pages * PAGE
     run.assert_idle()
+    run.core.close()
 
 
 def test_a_flush_forgets_what_is_on_disk() -> None:

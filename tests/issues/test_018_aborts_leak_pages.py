@@ -3,12 +3,28 @@ admitted."""
 
 import random
 
+import pytest
+
+from prefix_cache import tiers
 from tests.engine.tiny import PAGE, Driver, prompt, tiny_core
 
 
-def test_a_thousand_aborts_at_any_moment_leave_nothing_referenced() -> None:
+@pytest.mark.parametrize("disk_pages", [0, 40])
+def test_a_thousand_aborts_at_any_moment_leave_nothing_referenced(
+    monkeypatch: pytest.MonkeyPatch, disk_pages: int
+) -> None:
+    """With a disk also while pages go out to it or come back from it."""
+    monkeypatch.setattr(tiers, "_WEIGHT", 0.0)
+    monkeypatch.setattr(tiers, "_FIRST_GUESS_BYTES_PER_MS", 1e30)
     rng = random.Random(18)
-    run = Driver(tiny_core(num_pages=16, max_context=10 * PAGE, token_budget=32, max_running=4))
+    core = tiny_core(
+        num_pages=16,
+        max_context=10 * PAGE,
+        token_budget=32,
+        max_running=4,
+        cache_disk_pages=disk_pages,
+    )
+    run = Driver(core)
     shared = prompt(18, 50)
     for round_ in range(200):
         ids = [
@@ -25,3 +41,5 @@ def test_a_thousand_aborts_at_any_moment_leave_nothing_referenced() -> None:
         assert pool.referenced == 0, f"after round {round_}"
         assert pool.free + pool.cached + pool.pinned == pool.total
     run.assert_idle()
+    assert (run.core.stats().num_restored_pages > 100) == (disk_pages > 0)
+    run.core.close()
