@@ -24,6 +24,7 @@ from engine.scheduling.itl_controller import ItlController
 from engine.scheduling.output import OutputRules
 from engine.scheduling.restoring import Restoring
 from engine.scheduling.scheduler import Scheduler
+from engine.start_times import StartTimes
 from engine.step_meter import StepMeter
 from engine.text import TextAssets, load_text
 from engine.types import EngineConfig, EngineInfo
@@ -45,22 +46,31 @@ _KV_DTYPES: Final = MappingProxyType({"f16": KVDType.F16, "bf16": KVDType.BF16, 
 def prepare_core(config: EngineConfig) -> Callable[[], Core]:
     """`build_core` for a call that comes later, with what can be had ahead for little memory: the
     modules, and the text side. Raises nothing: what is wrong with the files is for the call."""
+    times = StartTimes()
     text: TextAssets | None = None
     with contextlib.suppress(Exception):
         text = load_text(Path(config.model))
-    return lambda: build_core(config, text)
+    times.mark("tokenizer")
+    return lambda: build_core(config, text, times)
 
 
-def build_core(config: EngineConfig, text: TextAssets | None = None) -> Core:
+def build_core(
+    config: EngineConfig, text: TextAssets | None = None, times: StartTimes | None = None
+) -> Core:
     """Load the model and its text, pick the backend, size and allocate the pages.
 
     Raises EngineError for numbers that do not fit together, CheckpointError and TextError for
     files that cannot be used, BackendUnavailable and MemoryError for a machine that cannot.
     """
+    times = times or StartTimes()
+    times.rest()
     _check_config(config)
     path = Path(config.model)
     model = load_model(path)
-    text = text or load_text(path)
+    times.mark("file")
+    if text is None:
+        text = load_text(path)
+        times.mark("tokenizer")
     threads = config.threads or _num_cpus()
     try:
         selection = select_backend(config.backend, threads=threads, exact=config.exact)
@@ -77,12 +87,17 @@ def build_core(config: EngineConfig, text: TextAssets | None = None) -> Core:
     rules = OutputRules(text.vocabulary, text.eos_token_ids)
     grammars = GrammarCompiler(text.vocabulary, text.encoder, text.eos_token_ids)
     config = msgspec.structs.replace(config, threads=threads)
+    times.mark("backend")
     try:
         peaks: Peaks | None = Peaks(config.peak_bytes_per_s, config.peak_flops_per_s)
         if not config.peak_bytes_per_s:
             peaks = machine_peaks(selection.backend, default_cache_dir())
+        times.mark("peaks")
         core = assemble_core(config, model, rules, selection, grammars, peaks)
+        times.mark("weights and pages")
         core.warm_up()
+        times.mark("warm-up")
+        _log.info("ready in %s", times)
         return core
     except BaseException:
         selection.backend.close()

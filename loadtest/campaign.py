@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from loadtest.measure.result import Level, Run, TargetInfo
 from loadtest.measure.sample import RequestError
@@ -94,8 +95,13 @@ async def _greet(target: Target, outcome: Outcome) -> Target | None:
     except RequestError as error:
         outcome.targets.append(TargetInfo(target.name, target.url, target.model, str(error)))
         return None
-    outcome.targets.append(TargetInfo(target.name, target.url, target.model))
+    outcome.targets.append(TargetInfo(target.name, target.url, _told_name(target.model)))
     return target
+
+
+def _told_name(model: str) -> str:
+    """As a report may tell it: some servers name a model by its path on their machine."""
+    return PurePath(model).name if PurePath(model).is_absolute() else model
 
 
 async def _warm_up(transport: Transport, plan: Plan, prefixes: bool) -> None:

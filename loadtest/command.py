@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from loadtest import assertions
@@ -43,9 +44,12 @@ def main(interrupts: Interrupts) -> int:
             case "html":
                 write_whole(options.out, page(read_json(options.report)))
             case "picture":
-                write_whole(options.out, picture(read_json(options.report)))
+                reports = [read_json(path) for path in options.reports]
+                write_whole(options.out, picture(reports, _limits(options.limits)))
             case "readme":
-                section = readme_section(read_json(options.report))
+                section = readme_section([read_json(path) for path in options.reports])
+                if options.picture:
+                    section += f"\n\n![Tokens per second by number of streams]({options.picture})"
                 if options.write:
                     rewrite(options.write, section)
                 else:
@@ -57,6 +61,14 @@ def main(interrupts: Interrupts) -> int:
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _limits(path: Path | None) -> dict[int, float]:
+    """Of a file for `picture --limits`. Raises ValueError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[int, float]) if path else {}
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path} has no limits: {error}") from error
 
 
 def load(options: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -10,13 +10,17 @@ FIGURES = (
     "ttft_p50_ms",
     "ttft_first_p50_ms",
     "ttft_later_p50_ms",
+    "ttft_later_p95_ms",
     "itl_p50_ms",
     "itl_p99_ms",
     "tpot_p50_ms",
     "e2e_p50_ms",
     "itl_beside_p99_ms",
     "prefill_beside_tok_per_s",
+    "prefill_tok_per_s",
+    "decode_tok_per_s",
     "output_tok_per_s",
+    "wall_s",
 )
 # Student's t, two-sided 95 per cent, for 1 to 30 degrees of freedom.
 T95 = (

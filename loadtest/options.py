@@ -45,12 +45,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     html.add_argument("report", type=Path)
     html.add_argument("out", type=Path)
     picture = commands.add_parser(
-        "picture", help="draw the gaps of streams beside a long prompt, as SVG for a README"
+        "picture",
+        help="draw, as SVG for a README, the gaps of streams beside a long prompt, or tokens per "
+        "second by number of streams",
     )
-    picture.add_argument("report", type=Path)
+    picture.add_argument("reports", type=Path, nargs="+", metavar="REPORT")
     picture.add_argument("out", type=Path)
-    readme = commands.add_parser("readme", help="print a report's table as Markdown")
-    readme.add_argument("report", type=Path)
+    picture.add_argument(
+        "--limits",
+        type=Path,
+        metavar="FILE",
+        help='the most that the machine allows, as JSON: {"1": TOKENS_PER_S, "2": ...}',
+    )
+    readme = commands.add_parser(
+        "readme",
+        help="print a report's table as Markdown; of several, where the first target of the "
+        "first stands among all others",
+    )
+    readme.add_argument("reports", type=Path, nargs="+", metavar="REPORT")
+    readme.add_argument("--picture", metavar="PATH", help="a picture to show below the table")
     readme.add_argument(
         "--write", type=Path, metavar="FILE", help="put it between the markers of this file"
     )

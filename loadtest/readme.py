@@ -1,9 +1,11 @@
 """The performance table of a README, made from a report."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.measure.pooled import pool
 from loadtest.measure.result import Machine, Report
+from loadtest.report.standing import standing_table
 from loadtest.report.table import cell, markdown, ratios_table
 
 BEGIN = "<!-- loadtest:begin -->"
@@ -19,8 +21,14 @@ COLUMNS = (
 RATIOS = ("ttft_first_p50_ms", "itl_p99_ms", "output_tok_per_s")
 
 
-def readme_section(report: Report) -> str:
-    """Workload and machine in a sentence, the table, and the ratios to each peer."""
+def readme_section(reports: Sequence[Report]) -> str:
+    """Workload and machine in a sentence, the table, and the ratios to each peer; of several
+    reports the machine and one table of them all (`standing_table`)."""
+    if len(reports) > 1:
+        notes = dict.fromkeys(report.note for report in reports if report.note)
+        machine = machine_text(reports[0].machine)
+        return "\n".join([" ".join([f"{machine}.", *notes]), "", standing_table(reports)])
+    (report,) = reports
     measured = pool(report.runs)
     rows = [
         [str(one.level), one.target, *(cell(one, name, form) for _, name, form in COLUMNS)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from loadtest.measure.histogram import Histogram
 from loadtest.measure.sample import Role, Sample
+from loadtest.measure.speeds import prefill_tok_per_s
 
 
 def interference(good: Sequence[Sample]) -> tuple[dict[str, Histogram], dict[str, float]]:
@@ -35,9 +36,9 @@ def interference(good: Sequence[Sample]) -> tuple[dict[str, Histogram], dict[str
         figures["streams_beside"] = float(statistics.median(num_beside))
     for role, name in ((Role.PROBE_ALONE, "alone"), (Role.PROBE_BESIDE, "beside")):
         speeds = [
-            (usage.prompt - usage.cached) / (one.piece_s[0] - one.sent_s)
+            speed
             for one in probes
-            if one.role is role and (usage := one.believed)
+            if one.role is role and (speed := prefill_tok_per_s(one)) is not None
         ]
         if speeds:
             figures[f"prefill_{name}_tok_per_s"] = statistics.median(speeds)

@@ -9,6 +9,7 @@ from loadtest.measure.histogram import Histogram
 from loadtest.measure.interference import interference
 from loadtest.measure.result import Level, Run, Stream, TurnFigures
 from loadtest.measure.sample import Sample
+from loadtest.measure.speeds import decode_tok_per_s, median_prefill_tok_per_s
 from loadtest.run import Progress
 from loadtest.workloads.spec import Slo
 
@@ -38,6 +39,12 @@ def summarise(
             figures |= {f"{name}_{label}_ms": histogram.at(p) for label, p in PERCENTILES}
             figures[f"{name}_mean_ms"] = histogram.mean()
     figures["client_cpu_share"] = progress.client.cpu_share
+    for name, speed in (
+        ("decode_tok_per_s", decode_tok_per_s(good)),
+        ("prefill_tok_per_s", median_prefill_tok_per_s(good)),
+    ):
+        if speed is not None:
+            figures[name] = speed
     if progress.pss_peak_bytes is not None:
         figures["pss_peak_mib"] = progress.pss_peak_bytes / 2**20
     failed = [sample for sample in samples if sample.error is not None]

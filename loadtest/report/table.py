@@ -24,13 +24,18 @@ RATIO_TITLES = {
     "ttft_p50_ms": "TTFT p50",
     "ttft_first_p50_ms": "TTFT p50, first turn",
     "ttft_later_p50_ms": "TTFT p50, later turns",
+    "ttft_later_p95_ms": "TTFT p95, later turns",
     "itl_p50_ms": "ITL p50",
     "itl_p99_ms": "ITL p99",
     "tpot_p50_ms": "TPOT p50",
     "e2e_p50_ms": "end to end p50",
     "itl_beside_p99_ms": "ITL p99 beside a prefill",
     "prefill_beside_tok_per_s": "prefill beside streams",
+    "prefill_tok_per_s": "prefill tok/s",
+    "decode_tok_per_s": "decode tok/s",
     "output_tok_per_s": "output tok/s",
+    "wall_s": "wall time",
+    "pss_peak_mib": "memory",
 }
 MEANINGLESS = 100.0
 BESIDE_COLUMNS = (

@@ -77,8 +77,9 @@ class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A workload file."""
+    """A workload file. `shows` are the figures that a table of several reports has of it."""
 
     description: str
     parts: Annotated[tuple[Part, ...], Meta(min_length=1)]
     slo: Slo = Slo()
+    shows: tuple[str, ...] = ()

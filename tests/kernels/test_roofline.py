@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from kernels.bench import SMOL as SPEC
 from kernels.contract import DecoderSpec, KVDType, KVLayout, WeightType
+from kernels.limits import limits
+from kernels.peaks import Peaks
 from kernels.random_weights import random_weights
 from kernels.roofline import (
     OPS,
@@ -146,3 +148,12 @@ def test_intensity_grows_with_the_batch() -> None:
 @pytest.mark.parametrize("bytes_", [0, 10])
 def test_intensity_is_flops_per_byte(bytes_: int) -> None:
     assert Cost(40, bytes_).intensity == (40 / bytes_ if bytes_ else float("inf"))
+
+
+def test_a_machine_allows_what_its_slower_side_allows() -> None:
+    slow_memory = limits(Peaks(1e9, 1e15), 128, [1, 16])
+    slow_arithmetic = limits(Peaks(1e15, 1e9), 128, [1, 16])
+    # The weights of 96.6 MB are read once for all 16, the products are computed for each.
+    assert 1 / slow_memory[1] == pytest.approx(0.0966 + 128 * 23040 / 1e9, rel=0.01)
+    assert 10 < slow_memory[16] / slow_memory[1] < 16
+    assert slow_arithmetic[16] == pytest.approx(slow_arithmetic[1])

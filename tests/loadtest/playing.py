@@ -30,7 +30,8 @@ class Play:
     `ending` is "end"; "cut" (no end), "stall" (keep-alives for ever), "endless" (text for ever) or
     "error" after the pieces.
     `status` other than 200 refuses. `usage` replaces prompt, output and cached tokens. `gate` is
-    awaited before each answer. What arrived is in `bodies`, when each piece left in `sent_s`.
+    awaited before each answer. `model` is the one that is listed. What arrived is in `bodies`,
+    when each piece left in `sent_s`.
     """
 
     pieces: tuple[str, ...] = ("one ", "two ", "three")
@@ -39,6 +40,7 @@ class Play:
     status: int = 200
     usage: tuple[int, int, int] | None = None
     gate: Callable[[], Awaitable[None]] | None = None
+    model: str = "played"
     bodies: list[Event] = field(default_factory=list)
     sent_s: list[list[float]] = field(default_factory=list)
 
@@ -130,7 +132,7 @@ def application(play: Play) -> Starlette:
     """The server's routes."""
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "played"}]})
+        return JSONResponse({"data": [{"id": play.model}]})
 
     async def chat(request: Request) -> Response:
         if refused := await play.refuse(request):

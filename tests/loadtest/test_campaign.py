@@ -90,6 +90,17 @@ def test_targets_get_the_same_requests_and_take_turns_at_being_first() -> None:
     assert len(systems) == 2
 
 
+@pytest.mark.parametrize(
+    ("listed", "told"), [("/data/models/one.gguf", "one.gguf"), ("org/one", "org/one")]
+)
+def test_a_model_that_is_a_path_is_told_by_its_name_alone(listed: str, told: str) -> None:
+    play = Play(model=listed)
+    with playing(play) as url:
+        outcome = outcome_of(campaign(target(url)))
+    assert [one.model for one in outcome.targets] == [told]
+    assert {body["model"] for body in play.bodies} == {listed}
+
+
 def test_warm_runs_send_each_prefix_first() -> None:
     play = Play()
     with playing(play) as url:

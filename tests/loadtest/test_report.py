@@ -17,8 +17,10 @@ from loadtest.readme import BEGIN, END, readme_section, rewrite
 from loadtest.report.files import ReportError, read_json, write_json
 from loadtest.report.html import page
 from loadtest.report.picture import picture
+from loadtest.report.standing import figure_text
 from loadtest.report.svg import linear_axis, log_axis, milliseconds
 from loadtest.report.table import ratio_text
+from loadtest.workloads import read_workload
 from tests.loadtest.samples import report_of, run_of, sample
 
 
@@ -76,7 +78,7 @@ def test_a_partial_report_is_a_page_and_a_table(report: Report, tmp_path: Path) 
     write_json(report, tmp_path / "r.json")
     assert read_json(tmp_path / "r.json") == report
     assert page(report).endswith("</html>\n")
-    assert "| load" in readme_section(report)
+    assert "| load" in readme_section([report])
 
 
 def test_a_report_survives_its_file(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_what_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
 def test_the_readme_is_rewritten_between_its_markers(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(f"# Title\n{BEGIN}\nold\n{END}\nrest\n")
-    section = readme_section(full_report())
+    section = readme_section([full_report()])
     for _ in range(2):
         rewrite(path, section)
         assert path.read_text() == f"# Title\n{BEGIN}\n{section}\n{END}\nrest\n"
@@ -156,11 +158,75 @@ def test_the_picture_is_a_file_of_its_own_for_light_and_dark() -> None:
         figures=figures | {"prefill_share": 0.5},
         histograms=run.histograms | {"itl_beside": gaps.encode()},
     )
-    text = picture(report_of([own]))
+    text = picture([report_of([own])])
     root = ElementTree.fromstring(text)
     assert root.tag.endswith("svg")
     assert "prefers-color-scheme:dark" in text
     assert "prefill at 50 % of its lone speed" in text.replace("50%", "50 %")
     assert "ours &lt;b&gt;" in text
     with pytest.raises(ValueError, match="beside"):
-        picture(report_of([run]))
+        picture([report_of([run_of([])])])
+
+
+def decode_report(speeds: dict[str, tuple[float, float]]) -> Report:
+    """Of targets that decode so many tokens per second at one stream and at four."""
+    runs = [
+        msgspec.structs.replace(
+            run_of([sample()], name, level=Level("concurrency", level)),
+            figures={"decode_tok_per_s": speed},
+        )
+        for name, pair in speeds.items()
+        for level, speed in zip((1, 4), pair, strict=True)
+    ]
+    workload = msgspec.structs.replace(read_workload("decode"), shows=("decode_tok_per_s",))
+    return msgspec.structs.replace(
+        report_of(runs), workload_name="decode", workload=workload, ratios=ratios(runs)
+    )
+
+
+def test_several_reports_are_one_table_with_the_best_peer_bold() -> None:
+    slow = decode_report({"ours": (200, 400), "slow": (50, 90)})
+    fast = decode_report({"ours": (220, 400), "fast": (100, 80)})
+    memory = msgspec.structs.replace(
+        report_of(
+            [msgspec.structs.replace(run_of([]), target="slow", figures={"pss_peak_mib": 1234.0})]
+        ),
+        workload_name="agents-deep",
+        workload=read_workload("agents-deep"),
+    )
+    rows = {
+        tuple(cells[:2]): cells[2:]
+        for line in readme_section([slow, fast, memory]).splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 6
+    }
+    assert rows["load", "figure"] == ["ours", "slow", "fast", "ours / best peer"]
+    assert rows["decode, 1 at once", "decode tok/s"] == ["210", "50", "**100**", "2.20"]
+    assert rows["decode, 4 at once", "decode tok/s"] == ["400", "**90**", "80", "4.44"]
+    assert rows["agents-deep, 4 at once", "memory"] == ["-", "**1,234 MiB**", "-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "text"),
+    [
+        ("decode_tok_per_s", 1234.4, "1,234"),
+        ("itl_p99_ms", 12.4, "12 ms"),
+        ("wall_s", 3.44, "3.4 s"),
+        ("pss_peak_mib", 700.2, "700 MiB"),
+        ("errors", 2.0, "2"),
+    ],
+)
+def test_a_figure_has_the_unit_of_its_name(figure: str, value: float, text: str) -> None:
+    assert figure_text(figure, value) == text
+
+
+def test_the_picture_of_throughput_tells_shares_of_the_limit() -> None:
+    reports = [
+        decode_report({"ours": (200, 400), "slow <b>": (50, 90)}),
+        decode_report({"ours": (200, 400), "fast": (100, 80)}),
+    ]
+    text = picture(reports, {1: 250, 4: 1000})
+    assert ElementTree.fromstring(text).tag.endswith("svg")
+    assert "ours: 200 tok/s (80% of the limit) at 1, 400 (40%) at 4" in text
+    assert "slow &lt;b&gt;: 50 tok/s (20%" in text
+    assert "fast: 100 tok/s" in text
+    assert "at 1, 400 at 4" in picture(reports)
