@@ -2,14 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import mul
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.scheduling.step_plan import ScheduledChunk
-
-Float64Array = NDArray[np.float64]
 
 _PRIOR: Final = (4.0, 1.0, 2.0, 2e-3, 2e-3)
 """Milliseconds per step, row of logits, token, key read by a lone token, and query-key pair of a
@@ -65,13 +61,18 @@ class StepTimeModel:
     is learned anew from few steps. One stray step moves it by three of its usual errors at most;
     several in a row on one side make it doubt all it knows, so that a machine that has become
     slower or faster is followed within a few steps.
+
+    Numbers and short lists, no arrays: this runs in every step, and five by five is too little
+    for them to pay.
     """
 
     def __init__(self) -> None:
-        self._cost: Float64Array = np.array(_PRIOR)
-        self._low = self._cost * _LOWEST
-        self._high = self._cost * _HIGHEST
-        self._covariance: Float64Array = np.diag(self._cost**2)
+        self._cost = list(_PRIOR)
+        self._bounds = [(cost * _LOWEST, cost * _HIGHEST) for cost in _PRIOR]
+        self._covariance = [
+            [cost**2 if j == i else 0.0 for j in range(len(_PRIOR))]
+            for i, cost in enumerate(_PRIOR)
+        ]
         self._error = _FIRST_ERROR
         self._run_of_outliers = 0
         self.num_steps = 0
@@ -84,22 +85,22 @@ class StepTimeModel:
     @property
     def token_ms(self) -> float:
         """One more token in a step, without its attention."""
-        return float(self._cost[2])
+        return self._cost[2]
 
     @property
     def row_ms(self) -> float:
         """One more row of logits."""
-        return float(self._cost[1])
+        return self._cost[1]
 
     @property
     def key_ms(self) -> float:
         """One more key for a chunk of one token."""
-        return float(self._cost[3])
+        return self._cost[3]
 
     @property
     def pair_ms(self) -> float:
         """One more query-key pair of a longer chunk."""
-        return float(self._cost[4])
+        return self._cost[4]
 
     def chunk_ms(self, past: int, length: int) -> float:
         """Computing so many tokens behind `past` others, in a step that is made anyway."""
@@ -108,15 +109,16 @@ class StepTimeModel:
 
     def predict(self, work: StepWork) -> float:
         """Milliseconds from the last step's tokens to those of a step with this work."""
-        return float(self._cost @ _features(work))
+        fixed, row, token, key, pair = self._cost
+        return fixed + row * work.rows + token * work.tokens + key * work.keys + pair * work.pairs
 
     def learn(self, work: StepWork, took_ms: float) -> None:
         """Take in one step, O(1)."""
         self.num_steps += 1
-        features = _features(work)
-        predicted = float(self._cost @ features)
-        spread = self._covariance @ features
-        variance = float(features @ spread) + (self._error * predicted) ** 2
+        features = (1.0, work.rows, work.tokens, work.keys, work.pairs)
+        predicted = self.predict(work)
+        spread = [sum(map(mul, row, features)) for row in self._covariance]
+        variance = sum(map(mul, spread, features)) + (self._error * predicted) ** 2
         surprise = took_ms - predicted
         deviations = surprise / variance**0.5
         if abs(deviations) > _OUTLIER:
@@ -126,23 +128,24 @@ class StepTimeModel:
             self._run_of_outliers = self._run_of_outliers + side if same else side
         else:
             self._run_of_outliers = 0
-        gain = spread / variance
-        self._cost = np.clip(self._cost + gain * surprise, self._low, self._high)
-        self._covariance = self._covariance - np.outer(gain, spread)
-        self._forget(lasting=abs(self._run_of_outliers) >= _LASTING)
+        self._move(spread, variance, surprise / variance)
         low, high = _ERROR_RANGE
         off = min(abs(took_ms - predicted) / predicted, high)
         self._error = max(low, self._error + _ERROR_MEMORY * (off - self._error))
 
-    def _forget(self, *, lasting: bool) -> None:
-        """Costs may have drifted since; no uncertainty is above the cost itself."""
-        drift = 0.3 if lasting else _DRIFT
-        covariance = self._covariance + np.diag((drift * self._cost) ** 2)
-        widths = np.sqrt(np.diag(covariance))
-        shrink = np.minimum(1.0, self._cost / widths)
-        covariance = covariance * np.outer(shrink, shrink)
-        self._covariance = (covariance + covariance.T) / 2
-
-
-def _features(work: StepWork) -> Float64Array:
-    return np.array([1.0, work.rows, work.tokens, work.keys, work.pairs])
+    def _move(self, spread: list[float], variance: float, step: float) -> None:
+        """Costs go along `spread`, and what is known of them. They may have drifted since; no
+        uncertainty is above the cost itself."""
+        drift = 0.3 if abs(self._run_of_outliers) >= _LASTING else _DRIFT
+        covariance, cost = self._covariance, self._cost
+        shrink: list[float] = []
+        for i, (share, (low, high)) in enumerate(zip(spread, self._bounds, strict=True)):
+            cost[i] = now = min(max(cost[i] + share * step, low), high)
+            own = covariance[i][i] - share * share / variance + (drift * now) ** 2
+            covariance[i][i] = own
+            shrink.append(min(1.0, now / own**0.5))
+            gain, row = share / variance, covariance[i]
+            for j in range(i):
+                row[j] = covariance[j][i] = (row[j] - gain * spread[j]) * shrink[i] * shrink[j]
+        for i, factor in enumerate(shrink):
+            covariance[i][i] *= factor * factor
