@@ -99,7 +99,7 @@ async def measure(plan: Plan, sheet: Sheet, folder: Path | None) -> None:
             one.run.figures["prefill_share"] = one.speed / lone_speed
         report = _report(plan, seed, [one.run for one in shown])
         write_json(report, folder / "beside.json")
-        write_whole(folder / "beside.svg", picture(report))
+        write_whole(folder / "beside.svg", picture([report]))
         sheet.say(f"wrote {folder / 'beside.json'} and {folder / 'beside.svg'}")
 
 
