@@ -28,21 +28,22 @@ NUM_STREAMS: Final = 4
 STREAM_PROMPT: Final = 60
 QUIET_PIECES: Final = 100
 """Tokens of each stream before the prompt comes."""
-TARGETS: Final = (1.5, 2.0, 3.0, 4.5, 6.0)
 SHOWN: Final = 3.0
-CHUNKS: Final = (24, 48, 80, 128, 192, 288, 512)
+"""The target that the picture shows, as a multiple of the lone time between tokens."""
 NO_CHUNKS: Final = 8192
 LOOK_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure."""
+    """How much to measure: a long prompt at the target that is shown, and for every other target
+    and for fixed chunks a shorter one, beside which the streams do not grow much."""
 
     prompt_tokens: int = 6000
     times: int = 2
-    targets: tuple[float, ...] = TARGETS
-    chunks: tuple[int, ...] = (*CHUNKS, NO_CHUNKS)
+    sweep_tokens: int = 2000
+    targets: tuple[float, ...] = (1.5, 2.0, 3.0, 4.5, 6.0)
+    chunks: tuple[int, ...] = (20, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,36 +65,23 @@ async def measure(plan: Plan, sheet: Sheet, folder: Path | None) -> None:
     """All of it; the report and the picture go into `folder`."""
     seed = f"{time.time_ns():x}"
 
-    async def point(name: str, *options: str, alone: int = 0, times: int = 1) -> Point:
+    async def point(tokens: int, times: int, name: str, *options: str, alone: int = 0) -> Point:
         async with serving(name, *options) as server:
-            run = await _Beside(server, plan, f"{seed}/{name}").run(alone, times)
-        return Point(run)
+            one = Point(await _Beside(server, tokens, f"{seed}/{name}").run(alone, times))
+        gaps = "".join(f"{one.itl(name):>9.1f}" for name in ("p50", "p95", "p99", "max"))
+        sheet.say(f"{name:<24}{gaps}  {one.speed:>9.0f}")
+        return one
 
-    sheet.say(f"{NUM_STREAMS} streams, then a prompt of {plan.prompt_tokens} tokens")
-    base = await point("no target", alone=2, times=1)
+    long, short = plan.prompt_tokens, plan.sweep_tokens
+    sheet.say(f"{NUM_STREAMS} streams, then a prompt of {long} tokens")
+    sheet.say(f"{'gaps in ms':<24}{'p50':>9}{'p95':>9}{'p99':>9}{'longest':>9}  tokens/s of prompt")
+    base = await point(long, 1, "no target", alone=2)
     lone_ms = base.itl("p50", "quiet")
     lone_speed = base.run.figures["prefill_alone_tok_per_s"]
-    sheet.say(
-        f"alone: {lone_ms:.2f} ms between the tokens of {NUM_STREAMS} streams, the prompt "
-        f"{lone_speed:.0f} tokens/s"
-    )
-    sheet.say(f"{'':24}{'p50':>9}{'p95':>9}{'p99':>9}{'longest':>9}  ms; prompt, of its lone speed")
-    _show(sheet, base, lone_speed)
-    targets: dict[float, Point] = {}
-    for factor in plan.targets:
-        ms = factor * lone_ms
-        name = f"target {ms:.0f} ms ({factor:g}x)"
-        times = plan.times if factor == SHOWN else 1
-        targets[factor] = await point(name, "--itl-target-ms", f"{ms:.2f}", times=times)
-        _show(sheet, targets[factor], lone_speed)
-    fixed: dict[int, Point] = {}
-    for chunk in plan.chunks:
-        name = f"chunks of {chunk}" if chunk < NO_CHUNKS else "no chunks"
-        fixed[chunk] = await point(name, "--prefill-chunk", str(chunk))
-        _show(sheet, fixed[chunk], lone_speed)
-    for factor, one in targets.items():
-        _judge(sheet, factor, one, lone_ms, lone_speed, fixed)
-    shown = [one for one in (targets.get(SHOWN), fixed.get(512), fixed.get(NO_CHUNKS)) if one]
+    sheet.say(f"alone: {lone_ms:.2f} ms between tokens; the prompt {lone_speed:.0f} tokens/s")
+    shown = [await point(long, plan.times, *_target(SHOWN, lone_ms))]
+    shown += [await point(long, 1, *_fixed(chunk)) for chunk in (512, NO_CHUNKS)]
+    _judge_shown(sheet, shown[0], lone_ms, lone_speed)
     if folder is not None:
         for one in shown:
             one.run.figures["prefill_share"] = one.speed / lone_speed
@@ -101,39 +89,38 @@ async def measure(plan: Plan, sheet: Sheet, folder: Path | None) -> None:
         write_json(report, folder / "beside.json")
         write_whole(folder / "beside.svg", picture([report]))
         sheet.say(f"wrote {folder / 'beside.json'} and {folder / 'beside.svg'}")
-
-
-def _show(sheet: Sheet, one: Point, lone_speed: float) -> None:
-    gaps = "".join(f"{one.itl(name):>9.1f}" for name in ("p50", "p95", "p99", "max"))
-    sheet.say(f"{one.run.target:<24}{gaps}  {one.speed:.0f} tokens/s, {one.speed / lone_speed:.0%}")
-
-
-def _judge(
-    sheet: Sheet,
-    factor: float,
-    one: Point,
-    lone_ms: float,
-    lone_speed: float,
-    fixed: dict[int, Point],
-) -> None:
-    target_ms = factor * lone_ms
-    name = f"target {factor:g}x:"
-    sheet.judge(f"{name} p95", one.itl("p95"), 1.1 * target_ms, "ms")
-    if factor == SHOWN:
-        sheet.judge(f"{name} p99", one.itl("p99"), 1.5 * target_ms, "ms")
-        sheet.judge(f"{name} longest gap", one.itl("max"), 3 * target_ms, "ms")
-        share = 100 * one.speed / lone_speed
-        sheet.judge(f"{name} prompt, of its lone speed", share, 75, "%", least=True)
-    if not fixed:
+    if not plan.targets:
         return
-    best = _speed_at(one.itl("p95"), list(fixed.values()))
-    sheet.judge(
-        f"{name} prompt, of the best fixed chunk with this p95",
-        100 * one.speed / best,
-        90,
-        "%",
-        least=True,
-    )
+    sheet.say(f"the same with prompts of {short} tokens")
+    fixed = [await point(short, 2, *_fixed(chunk)) for chunk in plan.chunks]
+    for factor in plan.targets:
+        times = 1 if factor < SHOWN else plan.times + 1
+        one = await point(short, times, *_target(factor, lone_ms))
+        sheet.judge(f"target {factor:g}x: p95", one.itl("p95"), 1.1 * factor * lone_ms, "ms")
+        best = _speed_at(one.itl("p95"), fixed)
+        name = f"target {factor:g}x: prompt, of the best fixed chunk of this p95"
+        sheet.judge(name, 100 * one.speed / best, 90, "%", least=True)
+
+
+def _target(factor: float, lone_ms: float) -> tuple[str, str, str]:
+    ms = factor * lone_ms
+    return f"target {ms:.1f} ms ({factor:g}x)", "--itl-target-ms", f"{ms:.2f}"
+
+
+def _fixed(chunk: int) -> tuple[str, str, str]:
+    name = f"chunks of {chunk}" if chunk < NO_CHUNKS else "no chunks"
+    return name, "--prefill-chunk", str(chunk)
+
+
+def _judge_shown(sheet: Sheet, one: Point, lone_ms: float, lone_speed: float) -> None:
+    target_ms, name = SHOWN * lone_ms, f"target {SHOWN:g}x:"
+    sheet.judge(f"{name} p95", one.itl("p95"), 1.1 * target_ms, "ms")
+    sheet.judge(f"{name} p99", one.itl("p99"), 1.5 * target_ms, "ms")
+    sheet.judge(f"{name} longest gap", one.itl("max"), 3 * target_ms, "ms")
+    share = 100 * one.speed / lone_speed
+    sheet.judge(f"{name} prompt, of its lone speed", share, 75, "%", least=True)
+    at_most = 100 * (1 - one.itl("p50", "quiet") / target_ms)
+    sheet.say(f"  (the streams' own steps leave {at_most:.0f} % of the time)")
 
 
 def _speed_at(p95_ms: float, fixed: list[Point]) -> float:
@@ -150,9 +137,9 @@ def _speed_at(p95_ms: float, fixed: list[Point]) -> float:
 class _Beside:
     """Streams of one server, and prompts alone and beside them."""
 
-    def __init__(self, server: Server, plan: Plan, seed: str) -> None:
+    def __init__(self, server: Server, prompt_tokens: int, seed: str) -> None:
         self._server = server
-        self._plan = plan
+        self._prompt_tokens = prompt_tokens
         self._seed = seed
         self._progress = Progress(0)
         self._num_probes = 0
@@ -193,7 +180,7 @@ class _Beside:
         self._num_probes += 1
         sample = self._sample(f"prompt {self._num_probes}", "long-prompts", 2)
         sample.role = role
-        await self._send(transport, sample, self._plan.prompt_tokens)
+        await self._send(transport, sample, self._prompt_tokens)
 
     def _sample(self, session: str, part: str, max_tokens: int) -> Sample:
         return Sample(session, part, 0, max_tokens, time.perf_counter())
