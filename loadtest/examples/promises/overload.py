@@ -24,7 +24,10 @@ LARGE_TOKENS: Final = 1600
 """Of one that comes back: it has to wait for much of the queue."""
 OUTPUT_TOKENS: Final = 32
 TTFT_MS: Final = 2000.0
-NUM_CLIENTS: Final = 16
+NUM_CLIENTS: Final = 32
+RAMP_S: Final = 2.0
+UNDER_WAY_S: Final = 0.1
+"""What was sent is decided upon by then."""
 TIMES: Final = 10.0
 POLL_S: Final = 0.01
 MEMORY_TICK_S: Final = 1.0
@@ -49,23 +52,27 @@ class _Load:
     http: aiohttp.ClientSession
     seed: str = field(default_factory=lambda: f"{time.time_ns():x}")
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    answered: list[Asked] = field(default_factory=list)
+    """By `full_speed`."""
 
     async def one(self, num_tokens: int = PROMPT_TOKENS) -> Asked:
         prompt = words(num_tokens, self.seed, next(self.numbers))
         return await ask(self.http, self.server, prompt, OUTPUT_TOKENS)
 
     async def full_speed(self, seconds: float) -> float:
-        """Answers per second of NUM_CLIENTS that send one request after another."""
-        begin_s = time.perf_counter()
+        """Answers per second of NUM_CLIENTS that send one request after another, once all do."""
+        begin_s = time.perf_counter() + RAMP_S
         ends: list[float] = []
 
         async def client() -> None:
             while time.perf_counter() < begin_s + seconds:
-                if (await self.one()).good:
-                    ends.append(time.perf_counter())
+                asked = await self.one()
+                if asked.good:
+                    ends.append(asked.end_s)
+                    self.answered.append(asked)
 
         await asyncio.gather(*(client() for _ in range(NUM_CLIENTS)))
-        return sum(end_s < begin_s + seconds for end_s in ends) / seconds
+        return sum(begin_s <= end_s < begin_s + seconds for end_s in ends) / seconds
 
     async def flood(self, per_s: float, seconds: float) -> list["asyncio.Task[Asked]"]:
         """Requests at random times, `per_s` on the average; all of them, ended or not."""
@@ -82,6 +89,7 @@ class _Load:
         """When the flood ends, what the last refusal said, and when the same request was taken,
         nobody else coming. None where the last one was not refused."""
         sent = await self.flood(per_s, seconds)
+        await asyncio.sleep(UNDER_WAY_S)
         refused = await self.one(LARGE_TOKENS)
         if refused.status != 503:
             await asyncio.gather(*sent)
@@ -119,12 +127,16 @@ async def measure(plan: Plan, sheet: Sheet) -> None:
         sent = await load.flood(TIMES * full, plan.flood_s)
         watch.cancel()
         await asyncio.sleep(1.0)
+        # What the flood left behind counts too: it is served first.
         begin_s = time.perf_counter()
-        after = await load.full_speed(plan.full_s)
+        speed = asyncio.create_task(load.full_speed(plan.full_s))
         asked = await asyncio.gather(*sent)
-        # Also those count that the flood left behind.
-        end_s = begin_s + plan.full_s
-        after += sum(begin_s <= each.end_s < end_s for each in asked if each.good) / plan.full_s
+        await speed
+        answered = [*asked, *load.answered]
+        end_s = begin_s + RAMP_S + plan.full_s
+        after = sum(begin_s <= each.end_s < end_s and each.good for each in answered) / (
+            end_s - begin_s
+        )
         returns = [
             await load.come_back(TIMES * full, plan.return_flood_s) for _ in range(plan.returns)
         ]
