@@ -112,7 +112,7 @@ async def _serve(settings: Settings, started_s: float) -> None:
             await server.serve(sock, _ready(settings, sock, started_s))
             for export, task in zip(exports, exporting, strict=True):
                 task.cancel()
-                await export.export()
+                await export.end()
             if lost.done():
                 raise EngineLost(lost.result())
             lost.cancel()

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from service.config import SettingsError
 
 LAST_TRY_S = 1.0
-"""How long the last spans may be tried again once the server has ended."""
+"""How long the last spans and samples may be tried again once the server has ended."""
 
 _GRPC = "opentelemetry.exporter.otlp.proto.grpc"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -24,6 +25,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from service.telemetry import metric_list as m
+from service.telemetry.exporting import LAST_TRY_S
 from service.telemetry.metrics import Metrics
 from service.telemetry.samples import Buckets, Sample
 from service.telemetry.span_attributes import PROVIDER_NAME
@@ -32,13 +34,15 @@ log = logging.getLogger(__name__)
 
 
 class MetricsExport:
-    """Sends what is counted to a collector, off the event loop; one that is away is tried again
-    at the next interval, and nothing is lost, as counts only add up."""
+    """Sends what is counted to a collector, off the event loop; one that is away is told of once,
+    tried again at the next interval, and nothing is lost, as counts only add up."""
 
     def __init__(self, metrics: Metrics, exporter: MetricExporter, interval_s: float) -> None:
         self._metrics = metrics
         self._exporter = exporter
         self._interval_s = interval_s
+        self._away = False
+        self._ended = threading.Lock()
         self._start_ns = time.time_ns()
         self._resource = Resource.create()
 
@@ -49,19 +53,34 @@ class MetricsExport:
             await self.export()
 
     async def export(self) -> None:
-        """Send all samples as of now; what goes wrong is logged."""
+        """Send all samples as of now, trying again for a few seconds."""
         samples = await self._metrics.collect()
         try:
             result = await asyncio.to_thread(self._exporter.export, self._data(samples))
         except Exception:
             log.exception("metrics were not exported")
             return
-        if result is not MetricExportResult.SUCCESS:
-            log.warning("metrics were not exported: the collector did not take them")
+        away = result is not MetricExportResult.SUCCESS
+        if away and not self._away:
+            log.warning("the metrics collector does not answer; it is asked again and again")
+        elif self._away and not away:
+            log.info("the metrics collector answers again")
+        self._away = away
+
+    async def end(self) -> None:
+        """Send what was counted last, within LAST_TRY_S; not where the collector is away."""
+        if not self._away:
+            timer = threading.Timer(LAST_TRY_S, self.close)
+            timer.daemon = True
+            timer.start()
+            await self.export()
+            timer.cancel()
+        self.close()
 
     def close(self) -> None:
-        """Release the exporter's connections."""
-        self._exporter.shutdown()
+        """End tries under way. Callable again."""
+        if self._ended.acquire(blocking=False):
+            self._exporter.shutdown()
 
     def _data(self, samples: Iterable[Sample]) -> MetricsData:
         by_metric: dict[m.Metric, list[Sample]] = {}
