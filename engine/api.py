@@ -85,6 +85,10 @@ class EventStream(Protocol):
 
     async def __anext__(self) -> EngineEvent: ...
 
+    def ready(self) -> list[EngineEvent]:
+        """What has arrived beyond what was read, read at once: more than nothing where the engine
+        is ahead of its reader."""
+
     async def aclose(self) -> None: ...
 
 

@@ -23,7 +23,7 @@ def pack_tokens(token_ids: NDArray[np.int32] | list[int]) -> bytes:
     return np.asarray(token_ids, dtype="<i4").tobytes()
 
 
-def unpack_tokens(data: bytes) -> NDArray[np.int32]:
+def unpack_tokens(data: bytes | bytearray) -> NDArray[np.int32]:
     """The inverse of `pack_tokens`, without a copy, read-only."""
     return np.frombuffer(data, dtype="<i4")
 

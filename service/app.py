@@ -79,7 +79,7 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatCompletions(services), methods=["POST"]),
         Route("/v1/completions", Completions(services), methods=["POST"]),
-        WebSocketRoute("/v1/responses", sockets.endpoint),
+        WebSocketRoute("/v1/responses", sockets),
         Route("/v1/responses", UpgradeRequired(), methods=["GET"]),
         Route("/v1/responses", CreateResponse(services), methods=["POST"]),
         Route("/v1/responses/input_tokens", InputTokens(services), methods=["POST"]),
@@ -147,7 +147,7 @@ class App:
     def __init__(self, app: ASGIApp, services: Services, *draining: Drains) -> None:
         self._app = app
         self._counts = services.counts
-        self._outboxes = services.outboxes
+        self.connections = services.connections
         self.intake = services.intake
         self._draining = draining
 
@@ -169,7 +169,6 @@ class App:
             request_id=request_id,
             trace_number=trace_number,
             tenant=SHARED_TENANT,
-            outboxes=self._outboxes,
         )
         scope["app"] = self  # so that the router raises its 404 and 405 instead of answering them
         if scope["type"] == "websocket":

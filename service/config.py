@@ -28,8 +28,6 @@ class Limits:
 
     body_bytes: int = 32 << 20
     offload_bytes: int = 64 << 10  # bodies above this are decoded off the event loop
-    outbox_frames: int = 256
-    outbox_bytes: int = 1 << 20
     ws_frame_bytes: int = 32 << 20
     ws_queue_frames: int = 32
     ws_ping_interval_s: float = 20.0

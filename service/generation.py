@@ -206,7 +206,7 @@ class Generator:
             async for event in reading.stream:
                 if isinstance(event, Started) and reading.wants_summary:
                     await self._summarise(reading, event)
-                for translated in reading.translate(event):
+                for translated in reading.translate([event, *reading.stream.ready()]):
                     yield translated
             if not reading.finished:
                 yield reading.fail("The engine ended the request without a result.")
@@ -349,7 +349,7 @@ class _Reading:
         self._record = record
         self._utf8 = Utf8Assembler()
         self._reader = reader
-        self._token_ids: list[int] = []
+        self._token_ids = bytearray()
         self._usage = record.usage = Usage(self.num_prompt_tokens, 0, 0)
 
     def account(self, event: EngineEvent) -> None:
@@ -361,9 +361,8 @@ class _Reading:
         elif isinstance(event, TokenDelta):
             if event.token_ids:
                 record.token_ns.append(event.time_ns)
-            token_ids: list[int] = unpack_tokens(event.token_ids).tolist()
-            self._token_ids += token_ids
-            self._reader.count(token_ids)
+            self._token_ids += event.token_ids
+            self._reader.count(event.token_ids)
         elif isinstance(event, Finished):
             self.finished = True
             summary = self.summary
@@ -382,23 +381,38 @@ class _Reading:
             record.donor = event.donor
             record.take_engine_phases(event.phases)
 
-    def translate(self, event: EngineEvent) -> list[Event]:
-        """The events of the edge that one event of the engine means."""
-        self.account(event)
-        if isinstance(event, Started):
-            return []
-        if isinstance(event, PromptLogprobs):
-            return [PromptScored(event.logprobs)]
-        if isinstance(event, TokenDelta):
-            return self._reader.feed(self._utf8.feed(event.text), _token_texts(event))
-        tail = self._reader.feed(self._utf8.finish()) + self._reader.finish()
-        return [*tail, self._terminal(event)]
+    def translate(self, events: list[EngineEvent]) -> list[Event]:
+        """The events of the edge that events of the engine mean; tokens that came together are
+        told together."""
+        told: list[Event] = []
+        text = b""
+        tokens: tuple[TokenText, ...] = ()
+        end: Finished | None = None
+        for event in events:
+            if isinstance(event, TokenDelta):
+                self.account(event)
+                text += event.text
+                tokens += _token_texts(event)
+            elif isinstance(event, Finished):
+                end = event
+            else:
+                self.account(event)
+                if isinstance(event, PromptLogprobs):
+                    told.append(PromptScored(event.logprobs))
+        told += self._reader.feed(self._utf8.feed(text), tokens)
+        if end is not None:
+            self.account(end)
+            told += self._reader.feed(self._utf8.finish()) + self._reader.finish()
+            told.append(self._terminal(end))
+        return told
 
     def settle(self) -> None:
         """Without a Finished the record counts the tokens that were seen."""
         if not self.finished:
             used = self._usage
-            self._record.usage = Usage(used.prompt_tokens, used.cached_tokens, len(self._token_ids))
+            self._record.usage = Usage(
+                used.prompt_tokens, used.cached_tokens, len(self._token_ids) // 4
+            )
 
     def fail(self, message: str) -> Failed:
         """The terminal event for what went wrong on this side."""
@@ -411,7 +425,7 @@ class _Reading:
         usage = self._usage
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
             stop = event.stop.decode("utf-8", "replace") if event.stop else None
-            ids = tuple(self._token_ids)
+            ids = tuple(unpack_tokens(self._token_ids).tolist())
             return Completed(
                 event.reason,
                 usage,

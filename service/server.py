@@ -56,7 +56,7 @@ class Server:
         self._engine = engine
         self._drain_s = settings.drain_s
         self.intake = app.intake
-        self.connections = Connections(settings.limits)
+        self.connections = app.connections
         self._uvicorn = _Uvicorn(_config(app, settings, self.connections))
         self._signalled_s = -math.inf
         self._stopping: asyncio.Task[None] | None = None

@@ -22,8 +22,8 @@ from service.telemetry.sinks import RecordSink, Sinks
 from service.telemetry.tracing import RequestTracer
 from service.tools.formats import format_of
 from service.tools.reader import AnswerReaders
+from service.transport.connections import Connections
 from service.transport.intake import Intake
-from service.transport.outbox import OutboxTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Services:
     generator: Generator
     card: ModelCard
     records: RecordSink
-    outboxes: OutboxTotals
+    connections: Connections
     counts: Counts
     metrics: Metrics
     responses: Responses
@@ -59,7 +59,7 @@ def build_services(
     renderer = PromptRenderer(assets, engine.info.max_context)
     readers = AnswerReaders(assets, format_of(assets.chat_template, settings.tool_format))
     card = ModelCard.of(engine.info, settings.model_names)
-    counts, outboxes = Counts(), OutboxTotals()
+    counts, connections = Counts(), Connections(settings.limits)
     tracers = [sink for sink in sinks if isinstance(sink, RequestTracer)]
     served = RequestMetrics(counts, card.id, settings.host, settings.port)
     ended = EndedRequests()
@@ -76,9 +76,9 @@ def build_services(
         generator=generator,
         card=card,
         records=records,
-        outboxes=outboxes,
+        connections=connections,
         counts=counts,
-        metrics=Metrics(counts, outboxes, engine, card.id, tracers),
+        metrics=Metrics(counts, connections, engine, card.id, tracers),
         responses=Responses(
             generator, store, card.id, assets.vocabulary, limits.background_responses
         ),

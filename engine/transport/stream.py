@@ -100,6 +100,14 @@ class EventStream:
             if self._exhausted or channel.closed:
                 raise StopAsyncIteration
             await self._wait(channel)
+        return self._take(channel)
+
+    def ready(self) -> list[EngineEvent]:
+        """See `engine.api.EventStream.ready`."""
+        channel = self._channel
+        return [self._take(channel) for _ in range(len(channel.events))]
+
+    def _take(self, channel: Channel) -> EngineEvent:
         event = channel.events.popleft()
         if isinstance(event, TokenDelta):
             self._return_credits(channel, len(event.token_ids) // 4)

@@ -226,7 +226,7 @@ class FeedSocket:
             try:
                 first = await anext(frames)
             except ApiError as error:
-                await deny(websocket, error)
+                await deny(websocket.send, error)
                 return
             await websocket.accept(accepted_protocol(websocket.scope["subprotocols"]))
             async with anyio.create_task_group() as tasks:

@@ -140,11 +140,10 @@ PANELS: Final = (
         ((gauge(m.VERDICT), "{{phase}}: {{verdict}}"),),
     ),
     Panel(
-        "Outboxes",
+        "Unsent",
         "bytes",
-        ((gauge(m.OUTBOX_BYTES), "bytes for clients"),),
+        ((gauge(m.UNSENT_BYTES), "bytes for clients"),),
     ),
-    Panel("Frames that wait", "short", ((gauge(m.OUTBOX_FRAMES), "frames"),)),
     Panel(
         "Engine",
         "short",

@@ -224,10 +224,7 @@ QUARANTINED = Metric(
 PAUSED = Metric(
     "headwater.requests.paused", _G, "Running requests whose reader is slow", (), "{request}"
 )
-OUTBOX_FRAMES = Metric(
-    "headwater.outbox.frames", _G, "Frames that wait to be written to clients", (), "{frame}"
-)
-OUTBOX_BYTES = Metric("headwater.outbox", _G, "Bytes that wait to be written to clients", (), "By")
+UNSENT_BYTES = Metric("headwater.unsent", _G, "Bytes that wait until clients take them", (), "By")
 QUEUE_AGE = Metric(
     "headwater.queue.age", _G, "How long the first of those that wait has been there", (), "s"
 )

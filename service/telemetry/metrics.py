@@ -20,8 +20,8 @@ from service.telemetry import metric_list as m
 from service.telemetry.engine_metrics import engine_samples
 from service.telemetry.samples import Buckets, Counts, Labels, Sample
 from service.telemetry.tracing import RequestTracer
+from service.transport.connections import Connections
 from service.transport.http import send_answer
-from service.transport.outbox import OutboxTotals
 
 
 class Metrics:
@@ -30,14 +30,14 @@ class Metrics:
     def __init__(
         self,
         counts: Counts,
-        outboxes: OutboxTotals,
+        connections: Connections,
         engine: Engine,
         model: str,
         tracers: Sequence[RequestTracer] = (),
     ) -> None:
         self._tracers = tracers
         self._counts = counts
-        self._outboxes = outboxes
+        self._connections = connections
         self._engine = engine
         self._model = model
         self._last: EngineStats | None = None
@@ -51,8 +51,7 @@ class Metrics:
         except EngineError:
             up = False
         samples = list(self._counts.samples())
-        samples.append(Sample(m.OUTBOX_FRAMES, (), self._outboxes.frames))
-        samples.append(Sample(m.OUTBOX_BYTES, (), self._outboxes.num_bytes))
+        samples.append(Sample(m.UNSENT_BYTES, (), self._connections.num_unsent_bytes))
         dropped = sum(tracer.num_dropped for tracer in self._tracers)
         samples.append(Sample(m.DROPPED, (), dropped))
         if self._last is not None:

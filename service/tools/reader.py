@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.text import TextAssets, Vocabulary
+from engine.types import unpack_tokens
 from service.conversation import GenerationRequest
 from service.events import (
     Event,
@@ -64,10 +65,10 @@ class AnswerReader:
             return [replace(events[0], tokens=tokens), *events[1:]]
         return [TextDelta("", tokens), *events]
 
-    def count(self, token_ids: list[int]) -> None:
-        """Tell the tokens of what is fed next."""
+    def count(self, token_ids: bytes) -> None:
+        """Tell the tokens, packed, of what is fed next."""
         if self._splitter is not None:
-            self._thoughts.add(token_ids)
+            self._thoughts.add(unpack_tokens(token_ids).tolist())
 
     @property
     def num_thought_tokens(self) -> int:

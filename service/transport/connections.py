@@ -96,6 +96,11 @@ class Connections:
     def full(self) -> bool:
         return len(self._open) >= self._limits.connections
 
+    @property
+    def num_unsent_bytes(self) -> int:
+        """What waits until clients, or the kernel for them, take it."""
+        return sum(transport.get_write_buffer_size() for transport in self._open)
+
     def add(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop
     ) -> WatchedTransport:

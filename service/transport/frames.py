@@ -1,6 +1,7 @@
-"""How many small WebSocket frames a client may send: each costs the event loop as much as a large
-one, and a megabyte holds half a million."""
+"""WebSocket frames: how those begin that the server sends, and how many small ones a client may
+send, as each costs the event loop as much as a large one, and a megabyte holds half a million."""
 
+import struct
 import time
 from typing import Final
 
@@ -12,6 +13,18 @@ SMALL_BYTES: Final = 128
 MAX_SMALL_FRAMES: Final = 2000
 """In each period; pings, pongs and pieces of messages alike."""
 PERIOD_S: Final = 1.0
+
+_TEXT: Final = 0x81
+"""A text message's first and last frame."""
+
+
+def frame_head(num_bytes: int) -> bytes:
+    """What stands before the text of a message that is one unmasked frame (RFC 6455, 5.2)."""
+    if num_bytes < 126:
+        return struct.pack("!BB", _TEXT, num_bytes)
+    if num_bytes < 1 << 16:
+        return struct.pack("!BBH", _TEXT, 126, num_bytes)
+    return struct.pack("!BBQ", _TEXT, 127, num_bytes)
 
 
 class BoundedFrames(ServerProtocol):

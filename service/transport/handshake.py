@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from starlette.responses import Response
-from starlette.websockets import WebSocket
+from starlette.types import Send
 
 from service.access.credentials import KEY_PROTOCOL
 from service.dialects import wire
@@ -19,9 +18,9 @@ def accepted_protocol(offered: list[str]) -> str | None:
     return next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)
 
 
-async def deny(websocket: WebSocket, error: ApiError) -> None:
+async def deny(send: Send, error: ApiError) -> None:
     """Refuse the handshake with an ordinary HTTP answer."""
-    response = Response(
-        wire.encode_error(error), error.status, error.headers, media_type="application/json"
-    )
-    await websocket.send_denial_response(response)
+    fields = {"content-type": "application/json", **(error.headers or {})}
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "websocket.http.response.body", "body": wire.encode_error(error)})

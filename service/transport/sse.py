@@ -1,7 +1,12 @@
-"""Server-sent events: one generation's events to one client, at the client's pace."""
+"""Server-sent events: one answer's events to one client, at the client's pace.
 
+Nothing is queued here. A frame is written as soon as it is made, and while the client takes nothing
+its writer waits: it reads no more of its generation, which stops in the engine for want of credit.
+What was said meanwhile is one event when it reads on.
+"""
+
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import anyio
@@ -10,9 +15,9 @@ from starlette.types import Scope, Send
 from service.config import Limits
 from service.events import Completed, Event, Failed, RequestRecord
 from service.transport.http import HALF_CLOSE
-from service.transport.outbox import Outbox, OutboxClosed
 
 PROBE_PAUSE_S = 0.02
+_ENDS = (Completed, Failed)
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -49,24 +54,24 @@ async def send_events(
 ) -> None:
     """Write `first`, then `events`, until the terminal one.
 
-    Frames that are ready together go out in one write. After `limits.keep_alive_s` of silence
-    the encoder's keep-alive is sent. The caller closes `events` and watches for disconnects.
+    The encoder's keep-alive is sent before the client has heard nothing for `limits.keep_alive_s`.
+    The caller closes `events` and watches for disconnects.
     """
 
-    async def read(outbox: Outbox[bytes]) -> None:
-        await outbox.put(encode(first))
+    async def say(line: _Line) -> None:
+        await write(line, first)
         async for event in events:
-            await outbox.put(encode(event))
-            if isinstance(event, Completed | Failed):
-                outbox.close()
+            if isinstance(event, _ENDS):
+                line.ended = True
+            await write(line, event)
 
-    def encode(event: Event) -> bytes:
-        frame = encoder.encode(event)
-        record.num_frames += 1
-        record.num_bytes += len(frame)
-        return frame
+    async def write(line: _Line, event: Event) -> None:
+        if frame := encoder.encode(event):
+            record.num_frames += 1
+            record.num_bytes += len(frame)
+            await line.write(frame)
 
-    await _send_frames(scope, send, read, encoder, limits)
+    await _answer(scope, send, say, encoder, limits)
 
 
 async def send_choices(
@@ -79,34 +84,39 @@ async def send_choices(
     limits: Limits,
 ) -> None:
     """As `send_events`, for generations side by side: until all have ended, or one has failed."""
+    num_running = len(choices)
 
-    async def read(outbox: Outbox[bytes]) -> None:
+    async def say(line: _Line) -> None:
         for index, event in enumerate(first):
-            await put(outbox, event, index)
+            await write(line, event, index)
         async with anyio.create_task_group() as tasks:
             for index, events in enumerate(choices):
-                tasks.start_soon(read_choice, outbox, events, index, tasks.cancel_scope)
-        outbox.close()
+                tasks.start_soon(say_choice, line, events, index, tasks.cancel_scope)
 
-    async def read_choice(
-        outbox: Outbox[bytes],
+    async def say_choice(
+        line: _Line,
         events: AsyncGenerator[Event, None],
         index: int,
         all_choices: anyio.CancelScope,
     ) -> None:
+        nonlocal num_running
         async for event in events:
-            await put(outbox, event, index)
-            if isinstance(event, Failed):
+            failed = isinstance(event, Failed)
+            if isinstance(event, _ENDS):
+                num_running -= 1
+                line.ended = failed or not num_running
+            await write(line, event, index)
+            if failed:
                 all_choices.cancel()
                 return
 
-    async def put(outbox: Outbox[bytes], event: Event, index: int) -> None:
+    async def write(line: _Line, event: Event, index: int) -> None:
         if frame := encoder.encode(event, index):
             records[index].num_frames += 1
             records[index].num_bytes += len(frame)
-            await outbox.put(frame)
+            await line.write(frame)
 
-    await _send_frames(scope, send, read, encoder, limits)
+    await _answer(scope, send, say, encoder, limits)
 
 
 async def send_frames(
@@ -118,60 +128,73 @@ async def send_frames(
 ) -> None:
     """As `send_events`, for frames that are made already: until there are no more."""
 
-    async def read(outbox: Outbox[bytes]) -> None:
+    async def say(line: _Line) -> None:
         async for frame in frames:
-            await outbox.put(frame)
-        outbox.close()
+            await line.write(frame)
 
-    await _send_frames(scope, send, read, silence, limits)
+    await _answer(scope, send, say, silence, limits)
 
 
-async def _send_frames(
+class _Line:
+    """The way to one client. `ended`: the last frame is being written."""
+
+    def __init__(self, send: Send, silence: KeepAlive) -> None:
+        self.ended = False
+        self._send = send
+        self._silence = silence
+        self._num_writing = 0
+        self._quiet = False
+
+    async def write(self, frame: bytes) -> None:
+        """Write a frame; waits, before, until the client has taken enough of the others."""
+        self._quiet = False
+        self._num_writing += 1
+        await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+        self._num_writing -= 1
+
+    async def keep_alive(self, silence_s: float) -> None:
+        """Let no silence be longer."""
+        while True:
+            self._quiet = True
+            await anyio.sleep(silence_s / 2)
+            if self._quiet:
+                await self._break_silence()
+
+    async def probe(self, half_closed: asyncio.Event) -> None:
+        """When the client has closed its side, find out whether it still reads.
+
+        A half-closed and a closed connection look the same until something is written: a closed
+        one answers the first write with a reset, which the second one meets.
+        """
+        await half_closed.wait()
+        for _ in range(2):
+            await self._break_silence()
+            await anyio.sleep(PROBE_PAUSE_S)
+
+    async def _break_silence(self) -> None:
+        """Not while a frame waits for the client, nor after the last."""
+        if not (self.ended or self._num_writing):
+            await self.write(self._silence.keep_alive())
+
+
+async def _answer(
     scope: Scope,
     send: Send,
-    read: Callable[[Outbox[bytes]], Coroutine[Any, Any, None]],
-    encoder: KeepAlive,
+    say: Callable[[_Line], Coroutine[Any, Any, None]],
+    silence: KeepAlive,
     limits: Limits,
 ) -> None:
-    """Write what `read` puts into its outbox, until it closes it."""
-    totals = scope["state"]["outboxes"]
-    outbox: Outbox[bytes] = Outbox(limits.outbox_frames, limits.outbox_bytes, totals)
+    """An answer of what `say` writes."""
+    line = _Line(send, silence)
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-    try:
-        async with anyio.create_task_group() as probing:
-            probing.start_soon(_probe, scope, outbox, encoder)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(read, outbox)
-                await _write(send, outbox, encoder, limits.keep_alive_s)
-            probing.cancel_scope.cancel()
-    finally:
-        outbox.discard()
+    async with anyio.create_task_group() as helping:
+        helping.start_soon(line.keep_alive, limits.keep_alive_s)
+        peer = scope.get("extensions", {}).get(HALF_CLOSE)
+        if peer is not None:
+            helping.start_soon(line.probe, peer["event"])
+        # A task of its own: what wakes it at every token need not pass through the whole stack.
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(say, line)
+        line.ended = True
+        helping.cancel_scope.cancel()
     await send({"type": "http.response.body", "body": b""})
-
-
-async def _write(
-    send: Send, outbox: Outbox[bytes], encoder: KeepAlive, keep_alive_s: float
-) -> None:
-    while True:
-        frames = [encoder.keep_alive()]
-        with anyio.move_on_after(keep_alive_s):
-            frames = await outbox.take()
-        if not frames:
-            return
-        await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
-
-
-async def _probe(scope: Scope, outbox: Outbox[bytes], encoder: KeepAlive) -> None:
-    """When the client has closed its side, find out whether it still reads.
-
-    A half-closed and a closed connection look the same until something is written: a closed one
-    answers the first write with a reset, which the second one meets.
-    """
-    peer = scope.get("extensions", {}).get(HALF_CLOSE)
-    if peer is None:
-        return
-    await peer["event"].wait()
-    with suppress(OutboxClosed):
-        for _ in range(2):
-            await outbox.put(encoder.keep_alive())
-            await anyio.sleep(PROBE_PAUSE_S)

@@ -4,6 +4,7 @@ Accepted input is the server's until a response that reads it has begun, or it i
 lives no longer than its connection.
 """
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from service.events import Completed, Event, Failed, ToolCallStarted
 from service.responses.turns import Turn
 from service.transport.intake import Hold
 
+_ENDS = (Completed, Failed)
 MAX_STEERS = 16
 """That wait on one connection, for responses that run or for what their calls return."""
 
@@ -40,21 +42,35 @@ class RunningTurn:
     turn: Turn
     stream_id: str | None
     steers: list[Steer] = field(default_factory=list)
-    lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     quiet: bool = False
     _calls: bool = False
     _ended: bool = False
-    _waiting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _waits: bool = False
+    _reading: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
-    async def next(self) -> Event | None:
-        """What the response tells next; None where it has ended, or has been steered away from."""
-        if self.steered:
+    async def read(self, tell: Callable[[Event], Awaitable[None]]) -> None:
+        """Tell what the response tells, until it has ended or has been steered away from."""
+        untold: Event | None = None
+        with self._reading:
+            while (event := await self._next()) is not None:
+                if self._reading.cancel_called:
+                    untold = event
+                    break
+                await tell(event)
+        if untold is not None:  # it came together with what the client added
+            await tell(untold)
+
+    async def _next(self) -> Event | None:
+        if self.steered or self._ended:
             return None
-        event: Event | None = None
-        with anyio.CancelScope() as self._waiting:
-            event = await anext(self.turn.events, None)
-            self._ended = event is None or isinstance(event, Completed | Failed)
-        self._calls = self._calls or isinstance(event, ToolCallStarted)
+        self._waits = True
+        event = await anext(self.turn.events, None)
+        self._waits = False
+        if event is None or isinstance(event, _ENDS):
+            self._ended = True
+        elif isinstance(event, ToolCallStarted):
+            self._calls = True
         return event
 
     @property
@@ -70,8 +86,9 @@ class RunningTurn:
     def add(self, steer: Steer) -> None:
         """Take in input, and stop waiting for more of an answer that nobody wants."""
         self.steers.append(steer)
-        if self.steered:
-            self._waiting.cancel()
+        if self.steered and self._waits:
+            self._waits = False
+            self._reading.cancel()
 
     async def stop(self) -> Cancelled:
         """End the generation by the engine's next step; what is to be told of it."""

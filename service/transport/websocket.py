@@ -1,7 +1,9 @@
-"""Responses over WebSocket: each connection a task group, its lanes side by side, one writer.
+"""Responses over WebSocket: each connection a task group, its lanes side by side.
 
-A turn's failure is an error event on its lane and never the end of the socket. When the socket
-ends, however it does, its turns are cancelled, which aborts them in the engine by the next step.
+A frame is written as soon as it is made; while the client takes nothing, who has one for it waits,
+and reads no more of its generation. A turn's failure is an error event on its lane and never the
+end of the socket. When the socket ends, however it does, its turns are cancelled, which aborts them
+in the engine by the next step.
 """
 
 import logging
@@ -10,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
-from anyio.abc import TaskGroup
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
 
 from service.dialects import wire
 from service.dialects.responses_decode import (
@@ -24,7 +26,7 @@ from service.dialects.responses_decode import (
 from service.dialects.responses_encode import ws_error
 from service.dialects.responses_entries import Entry
 from service.errors import RETRY_SOON, ApiError, invalid
-from service.events import Admitted, new_trace_number
+from service.events import Admitted, Event, new_trace_number
 from service.responses.turns import OUR_FAULT, Origin
 from service.services import Services
 from service.telemetry.log_context import TRACE_ID
@@ -33,12 +35,15 @@ from service.transport.handshake import SERVICE_RESTART, accepted_protocol, deny
 from service.transport.http import begin_record, decode_body
 from service.transport.intake import Hold
 from service.transport.lanes import LaneLimits, Lanes, check_stream_id
-from service.transport.outbox import Outbox, OutboxClosed
 from service.transport.steering import RunningTurn, Steer, Steering, prepended, successor
 
 GOING_AWAY = 1001
 
 log = logging.getLogger(__name__)
+
+
+class SocketClosed(Exception):
+    """The socket is closed, by whichever side: nothing more can be said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class SocketLimits:
 
 
 class ResponsesSockets:
-    """The endpoint, and the connections it has open."""
+    """The endpoint, as an ASGI application, and the connections it has open."""
 
     def __init__(self, services: Services, limits: SocketLimits | None = None) -> None:
         self._services = services
@@ -60,15 +65,17 @@ class ResponsesSockets:
         self._draining = False
         self._closed = anyio.Event()
 
-    async def endpoint(self, websocket: WebSocket) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection to its end."""
+        await receive()  # that the client wants to connect
         if self._draining:
-            await deny(websocket, _shutting_down())
+            await deny(send, _shutting_down())
             return
-        connection = _Connection(websocket, self._services, self._limits)
+        connection = _Connection(scope, receive, send, self._services, self._limits)
         self._connections.add(connection)
         try:
-            await websocket.accept(accepted_protocol(websocket.scope["subprotocols"]))
+            subprotocol = accepted_protocol(scope["subprotocols"])
+            await send({"type": "websocket.accept", "subprotocol": subprotocol})
             await connection.run()
         finally:
             self._connections.remove(connection)
@@ -101,27 +108,26 @@ class _Arrival:
 class _Connection:
     """One socket from its handshake to its end."""
 
-    def __init__(self, websocket: WebSocket, services: Services, limits: SocketLimits) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, services: Services, limits: SocketLimits
+    ) -> None:
         self.draining = anyio.Event()
-        self._websocket = websocket
+        self._scope = scope
+        self._receive = receive
+        self._send = send
         self._services = services
         self._limits = limits
-        edge = services.settings.limits
-        self._outbox: Outbox[bytes] = Outbox(
-            edge.outbox_frames, edge.outbox_bytes, services.outboxes
-        )
-        self._steering = Steering(self._outbox.put)
+        self._steering = Steering(self._put)
         self._holds: set[Hold] = set()
         self._trace_id = TRACE_ID.get()
-        self._close_code = GOING_AWAY
         self._closing = False
+        self._closed = False
 
     async def run(self) -> None:
         """Return when the socket is closed, by whichever side, and nothing of it runs."""
         try:
             await self._run()
         finally:
-            self._outbox.discard()
             self._steering.discard()
             for hold in self._holds:
                 hold.release()
@@ -129,7 +135,6 @@ class _Connection:
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
             lanes = Lanes(tasks, self._serve, self._limits.lanes)
-            tasks.start_soon(self._write, tasks)
             tasks.start_soon(self._close_in_time, lanes)
             tasks.start_soon(self._keep_talking)
             await self._read(lanes)
@@ -140,13 +145,23 @@ class _Connection:
     async def _read(self, lanes: Lanes[_Arrival]) -> None:
         """Read until the socket has ended."""
         while True:
-            message = await self._websocket.receive()
+            message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 return
-            with suppress(OutboxClosed):
-                await self._receive(message.get("text"), lanes)
+            with suppress(SocketClosed):
+                await self._take(message.get("text"), lanes)
 
-    async def _receive(self, text: str | None, lanes: Lanes[_Arrival]) -> None:
+    async def _put(self, frame: bytes) -> None:
+        """Say something; waits until the client has taken enough of what was said before. Raises
+        SocketClosed."""
+        if self._closed:
+            raise SocketClosed
+        try:
+            await self._send({"type": "websocket.send", "text": frame.decode()})
+        except OSError:
+            raise SocketClosed from None
+
+    async def _take(self, text: str | None, lanes: Lanes[_Arrival]) -> None:
         stream_id: str | None = None
         hold = Hold(self._services.intake)
         waits = False
@@ -165,13 +180,13 @@ class _Connection:
                 waits = True
             elif envelope.type == "response.steer":
                 steer = decode_steer(data)
-                tenant = self._websocket.scope["state"]["tenant"]
+                tenant = self._scope["state"]["tenant"]
                 ended = self._services.responses.has_ended(tenant, steer.previous_response_id)
                 waits = await self._steering.receive(steer, hold, ended)
             elif envelope.type != "response.processed":
                 raise invalid("type", f"Unknown message type {envelope.type!r}.")
         except ApiError as error:
-            await self._outbox.put(ws_error(error, stream_id))
+            await self._put(ws_error(error, stream_id))
         finally:
             if not waits:
                 hold.release()
@@ -209,15 +224,15 @@ class _Connection:
                 raise arrival.request
             await self._respond(stream_id, arrival.request, arrival)
             return
-        except OutboxClosed:
+        except SocketClosed:
             return
         except ApiError as error:
             refusal = in_this_dialect(error)
         except Exception:
             log.exception("a turn failed")
             refusal = ApiError(500, OUR_FAULT, type="server_error")
-        with suppress(OutboxClosed):
-            await self._outbox.put(ws_error(refusal, stream_id))
+        with suppress(SocketClosed):
+            await self._put(ws_error(refusal, stream_id))
 
     async def _respond(
         self, stream_id: str | None, request: CreateRequest, arrival: _Arrival
@@ -249,11 +264,11 @@ class _Connection:
     ) -> RunningTurn:
         """One response that reads the input of `steers`, to its terminal frame. It arrived and was
         received at `times`. Raises as `_respond` does."""
-        state = self._websocket.scope["state"]
+        state = self._scope["state"]
         origin = Origin(
             request_id=state["request_id"],
             tenant=state["tenant"],
-            headers=self._websocket.headers,
+            headers=Headers(scope=self._scope),
             arrived_ns=times[0],
             received_ns=times[1],
             streamed=True,
@@ -263,11 +278,14 @@ class _Connection:
         async with responses.run(request, origin, on_socket=True, stream_id=stream_id) as turn:
             running = RunningTurn(turn, stream_id)
             self._steering.running.add(running)
+
+            async def tell(event: Event) -> None:
+                if isinstance(event, Admitted):
+                    self._steering.commit(steers, request.body.previous_response_id)
+                await self._tell(running, event)
+
             try:
-                while (event := await running.next()) is not None:
-                    if isinstance(event, Admitted):
-                        self._steering.commit(steers, request.body.previous_response_id)
-                    await self._tell(running, event)
+                await running.read(tell)
                 if running.steered:
                     await self._tell(running, await running.stop())
             finally:
@@ -278,11 +296,11 @@ class _Connection:
         async with running.lock:
             running.quiet = False
             for frame in running.turn.take(entry):
-                await self._outbox.put(frame)
+                await self._put(frame)
 
     def _record_refused(self, arrival: _Arrival, error: ApiError) -> None:
         record = begin_record(
-            self._websocket.scope,
+            self._scope,
             operation="chat",
             model="",
             start_ns=arrival.time_ns,
@@ -295,29 +313,19 @@ class _Connection:
     def _refusal(self) -> ApiError:
         return _shutting_down() if self.draining.is_set() else _too_old()
 
-    async def _write(self, tasks: TaskGroup) -> None:
-        """Write what the outbox holds, and close the socket when the outbox is closed."""
-        try:
-            while frames := await self._outbox.take():
-                for frame in frames:
-                    await self._websocket.send_text(frame.decode())
-            await self._websocket.close(self._close_code)
-        except WebSocketDisconnect:
-            log.debug("a client left while its frames were written")
-        # The reader may wait for room in the outbox and not notice the end by itself.
-        tasks.cancel_scope.cancel()
-
     async def _close_in_time(self, lanes: Lanes[_Arrival]) -> None:
         """Close when the connection is too old or the server drains, after the running turns."""
         with anyio.move_on_after(self._limits.max_age_s):
             await self.draining.wait()
         self._closing = True
         await lanes.wait_idle()
-        if self.draining.is_set():
-            self._close_code = SERVICE_RESTART
-        else:
-            await self._outbox.put(ws_error(_too_old()))
-        self._outbox.close()
+        code = SERVICE_RESTART
+        with suppress(SocketClosed, OSError):
+            if not self.draining.is_set():
+                code = GOING_AWAY
+                await self._put(ws_error(_too_old()))
+            self._closed = True
+            await self._send({"type": "websocket.close", "code": code})
 
     async def _keep_talking(self) -> None:
         """A sign of life for every response that was silent for a while."""
@@ -326,9 +334,10 @@ class _Connection:
             for running in list(self._steering.running):
                 turn = running.turn
                 if running.quiet and turn.encoder.started and not running.lock.locked():
-                    async with running.lock:
-                        for frame in turn.progress():
-                            await self._outbox.put(frame)
+                    with suppress(SocketClosed):
+                        async with running.lock:
+                            for frame in turn.progress():
+                                await self._put(frame)
                 running.quiet = True
 
 

@@ -6,14 +6,16 @@ from typing import Any, Final
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.config import Config
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import CloseCode
+from websockets.protocol import State
 
 from service.config import Limits
 from service.errors import ApiError
 from service.transport.connections import Connections, WatchedTransport
-from service.transport.frames import BoundedFrames
+from service.transport.frames import BoundedFrames, frame_head
 from service.transport.intake import Hold, Intake
 
 POLICY: Final = CloseCode.POLICY_VIOLATION
@@ -90,9 +92,21 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
 
     async def send(self, message: ASGISendEvent) -> None:
         """What the application says; a refusal ends the handshake as an answer does, where uvicorn
-        would log that there was none."""
+        would log that there was none. Raises OSError for a message after the end."""
+        if message["type"] == "websocket.send":
+            await self._send_text(str(message["text"]))
+            return
         await super().send(message)
         self.handshake_complete = self.handshake_complete or self.close_sent
+
+    async def _send_text(self, text: str) -> None:
+        """A message in one frame (RFC 6455, 5.2), as every token is; others are the library's."""
+        if not self.writable.is_set():
+            await self.writable.wait()
+        if self.disconnected or self.close_sent or self.conn.state is not State.OPEN:
+            raise ClientDisconnected
+        data = text.encode()
+        self.transport.write(frame_head(len(data)) + data)
 
     def handle_ping(self) -> None:
         """Answer, or if the client reads nothing, owe it the answer to its latest ping."""

@@ -19,8 +19,7 @@ GAUGES = (
     "headwater_queue_tokens",
     "headwater_queue_age_seconds",
     "headwater_requests_paused",
-    "headwater_outbox_frames",
-    "headwater_outbox_bytes",
+    "headwater_unsent_bytes",
 )
 SETTLED_S = 1.0
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.scripted import ScriptFile, text_script
+from engine.scripted import Script, ScriptFile, ScriptStep
 from tests.faults.live import FaultyServer, body_of, ends_of, serving, until
 from tests.service.raw import read_to_end, read_until, unchunked
 
 CHAT = "/v1/chat/completions"
 NUM_TOKENS = 4000
-TEXT = "".join(f"{number:04d}" for number in range(NUM_TOKENS // 4))
+PIECES = [f"{number:04d}" + "x" * 250 for number in range(NUM_TOKENS)]
 
 
 def request(max_tokens: int) -> bytes:
@@ -44,7 +44,8 @@ def text_of(data: bytes) -> str:
 
 def check(folder: Path, num_slow: int, read_at_once: int) -> None:
     """`num_slow` clients that stop reading, or read that many bytes at a time, and quick ones."""
-    script = ScriptFile(scripts=(text_script(TEXT),))
+    steps = tuple(ScriptStep((7,), text=piece.encode()) for piece in PIECES)
+    script = ScriptFile(scripts=(Script(steps),))
     with serving(folder, script=script) as server, ExitStack() as stack:
         slow = [stack.enter_context(socket.socket()) for _ in range(num_slow)]
         for sock in slow:
@@ -79,7 +80,7 @@ def check(folder: Path, num_slow: int, read_at_once: int) -> None:
             thread.join()
         assert len(ends) == num_slow
         for data in ends.values():
-            assert text_of(data) == TEXT
+            assert text_of(data) == "".join(PIECES)
 
 
 def wait_for_pause(server: FaultyServer) -> None:

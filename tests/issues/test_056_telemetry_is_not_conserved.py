@@ -60,7 +60,7 @@ def test_requests_cut_while_they_speak_count_everywhere_and_leave_no_gauge_behin
     for gauge in (
         "vllm:num_requests_waiting",
         "vllm:kv_cache_usage_perc",
-        "headwater_outbox_bytes",
+        "headwater_unsent_bytes",
     ):
         assert sums[gauge] == 0
 

@@ -51,11 +51,11 @@ class BrokenEngine:
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+    def generate(self, request: EngineRequest) -> "Events":
         if self.events and isinstance(self.events[0], EngineDead | EngineOverloaded):
             raise self.events[0]
         self.requests.append(request)
-        return self._play()
+        return Events(self._play())
 
     def check_load(self, prompt: Prompt) -> None:
         pass
@@ -70,6 +70,22 @@ class BrokenEngine:
             yield event
         if self.hangs:
             await anyio.sleep_forever()
+
+
+class Events:
+    """A stream of which nothing is ready before it is asked for."""
+
+    def __init__(self, events: AsyncGenerator[EngineEvent, None]) -> None:
+        self._events = events
+
+    def __aiter__(self) -> AsyncIterator[EngineEvent]:
+        return self._events
+
+    def ready(self) -> list[EngineEvent]:
+        return []
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
 
 
 STARTED = Started("r", 3, 2, 10)

@@ -50,9 +50,10 @@ def unread(server: LiveServer, transport: str) -> Iterator[socket]:
 
 def wait_until_stalled(server: LiveServer) -> int:
     """The output tokens of all requests, once a neighbour's whole answer has brought no others."""
-    outputs = -1
-    while (now := server.pool()["num_output_tokens"]) != outputs or now <= NEIGHBOUR:
+    outputs, asked = -1, 0
+    while (now := server.pool()["num_output_tokens"]) != outputs or now <= asked:
         assert len(content(ask(server, max_tokens=NEIGHBOUR))) == NEIGHBOUR
+        asked += NEIGHBOUR
         outputs = now + NEIGHBOUR
     return now
 
@@ -90,7 +91,7 @@ def test_stalled_clients_do_not_fill_the_queue_for_ever() -> None:
 
 
 def test_a_reader_that_is_slow_but_steady_is_not_dropped() -> None:
-    total = 10_000
+    total = 30_000
     script = text_script("abcde", 5, repeat=True)
     with run_server(script, info=WIDE, settings=tight(0.4)) as server:
         with connected(server, receive_buffer=4096) as sock:
@@ -146,6 +147,7 @@ def test_pings_of_a_client_that_reads_nothing_are_not_hoarded() -> None:
         wait_until_stalled(server)
         sock.sendall(masked_frame(b"p" * 120, opcode=9) * 1500)
         sock.sendall(masked_frame(b"last", opcode=9))
+        wait_until_stalled(server)  # by then it has taken the pings
         num_pongs, tail = 0, b""
         while b"\x8a\x04last" not in tail:
             piece = sock.recv(1 << 16)

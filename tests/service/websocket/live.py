@@ -62,7 +62,7 @@ async def serving(
     def app_for(services: Services) -> App:
         sockets = ResponsesSockets(services, limits)
         routes = [
-            WebSocketRoute("/v1/responses", sockets.endpoint),
+            WebSocketRoute("/v1/responses", sockets),
             Route("/admin/pool", Pool(services.engine)),
         ]
         return App(Router(routes), services, sockets, services.responses)

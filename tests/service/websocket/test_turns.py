@@ -17,7 +17,7 @@ from tests.service.websocket.live import (
 
 pytestmark = pytest.mark.anyio
 
-HELLO = text_script("Hello, wörld 😀", 3)
+HELLO = text_script("Hello, wörld 😀", 3, delay_s=0.01)
 HANGS = text_script("so far", 3, finish=None)
 
 

@@ -75,7 +75,7 @@ def test_an_unknown_comparison_is_said() -> None:
 def scored(token: bytes) -> ScriptStep:
     (token_id,) = token
     logprobs = (TokenLogprobs(-0.5, (token_id, 98), (-0.5, -1.25)),)
-    return ScriptStep((token_id,), logprobs=logprobs)
+    return ScriptStep((token_id,), delay_s=0.02, logprobs=logprobs)
 
 
 def test_log_probabilities_ride_on_the_deltas_and_stand_in_the_item() -> None:
@@ -85,10 +85,9 @@ def test_log_probabilities_ride_on_the_deltas_and_stand_in_the_item() -> None:
         with live.client.responses.stream(**asked) as stream:
             events = list(stream)
         deltas = [each for each in events if each.type == "response.output_text.delta"]
-        assert [[each.token for each in delta.logprobs] for delta in deltas] == [
-            ["a"],
-            ["\ufffd", "\ufffd"],
-        ]
+        tokens = [[each.token for each in delta.logprobs] for delta in deltas]
+        assert [each for delta in tokens for each in delta] == ["a", "\ufffd", "\ufffd"]
+        assert all(delta.delta for delta in deltas), "half a character is no delta"
         (done,) = [each for each in events if each.type == "response.output_text.done"]
         assert len(done.logprobs) == 3
         assert done.logprobs[0].top_logprobs is not None

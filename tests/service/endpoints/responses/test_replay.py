@@ -6,11 +6,12 @@ import httpx
 import pytest
 
 from engine.scripted import Script, ScriptStep, text_script
+from service.responses.log import CHUNK_ENTRIES
 from tests.service.conftest import MODEL, quick
 from tests.service.endpoints.responses.calls import PATH, events_of, serving
 from tests.service.websocket import live as sockets
 
-LONG = text_script("x" * 200 + "é😀\u2028", 1)
+LONG = text_script("x" * 300 + "é😀\u2028", 1, delay_s=0.001)
 SLOW = text_script("0123456789", 1, delay_s=0.01)
 
 
@@ -18,7 +19,7 @@ def test_a_replay_is_the_stream_event_for_event() -> None:
     with serving(LONG) as live:
         answer = live.post(stream=True, metadata={"a": "b"}, temperature=1, tools=[])
         told = events_of(answer.text)
-        assert len(told) > 200
+        assert len(told) > CHUNK_ENTRIES
         response_id = told[0]["response"]["id"]
         assert live.replay(response_id) == told
         for after in (0, 1, 63, 64, 150, len(told) - 2):

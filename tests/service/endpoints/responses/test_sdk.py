@@ -9,7 +9,7 @@ from tests.service.conftest import MODEL
 from tests.service.endpoints.responses.calls import serving
 from tests.service.websocket.live import by_word, one_after_another
 
-HELLO = text_script("Hello, wörld\u2028😀", 3)
+HELLO = text_script("Hello, wörld\u2028😀", 3, delay_s=0.01)
 SLOW = text_script("0123456789", 1, delay_s=0.005)
 
 
