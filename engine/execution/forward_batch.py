@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,50 +32,80 @@ class SequenceChunk:
 def plan_batch(chunks: Sequence[SequenceChunk], page_size: int, num_top: int) -> ForwardBatch:
     """The batch of all chunks in order, and so are the rows of logits. A page table row ends with
     the page of its last token: pages beyond are not shown."""
-    starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
-    ends = np.array([chunk.end for chunk in chunks], dtype=np.int32)
-    valid = np.array([chunk.num_valid for chunk in chunks], dtype=np.int32)
-    lengths = ends - starts
-    cu_seqlens_q = np.zeros(len(chunks) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=cu_seqlens_q[1:])
-    token_ids = np.concatenate([chunk.token_ids[chunk.start : chunk.end] for chunk in chunks])
-    num_pages = -(-ends // page_size)
-    page_table = np.full((len(chunks), int(num_pages.max())), -1, dtype=np.int32)
-    for row, chunk in enumerate(chunks):
-        count = num_pages[row]
+    ends = [chunk.end for chunk in chunks]
+    starts = [chunk.start for chunk in chunks]
+    num_pages = [-(-end // page_size) for end in ends]
+    page_table = np.full((len(chunks), max(num_pages)), -1, dtype=np.int32)
+    for row, (chunk, count) in enumerate(zip(chunks, num_pages, strict=True)):
         page_table[row, :count] = chunk.pages[:count]
-    sequence = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
-    within = np.arange(token_ids.size, dtype=np.int32) - cu_seqlens_q[sequence]
-    positions = within + starts[sequence]
-    slots = page_table[sequence, positions // page_size] * page_size + positions % page_size
-    slots[positions < valid[sequence]] = -1
+    sums = [0, *accumulate(map(sub, ends, starts))]
+    cu_seqlens_q = np.array(sums, dtype=np.int32)
+    if sums[-1] == len(chunks):
+        token_ids, positions, slots = _lone_tokens(chunks, page_size)
+    else:
+        token_ids, positions, slots = _tokens(chunks, page_table, cu_seqlens_q, page_size)
+    full_pages = [start // page_size for start in starts]
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
         cu_seqlens_q=cu_seqlens_q,
-        seq_lens=ends,
+        seq_lens=np.array(ends, dtype=np.int32),
         page_table=page_table,
         slot_mapping=slots,
-        logit_rows=_logit_rows(chunks, cu_seqlens_q),
+        logit_rows=_logit_rows(chunks, sums),
         num_top=num_top,
-        groups=prefix_groups(page_table, starts // page_size) if len(chunks) > 1 else (),
+        groups=prefix_groups(page_table, full_pages) if len(chunks) > 1 else (),
     )
 
 
-def _logit_rows(chunks: Sequence[SequenceChunk], cu_seqlens_q: Int32Array) -> Int32Array:
+def _lone_tokens(
+    chunks: Sequence[SequenceChunk], page_size: int
+) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """Token, position and slot of chunks of one token each: as `_tokens`, without arrays for so
+    little."""
+    tokens = [chunk.token_ids[chunk.start] for chunk in chunks]
+    positions = [chunk.start for chunk in chunks]
+    slots = [
+        -1
+        if chunk.start < chunk.num_valid
+        else chunk.pages[chunk.start // page_size] * page_size + chunk.start % page_size
+        for chunk in chunks
+    ]
+    return (
+        np.array(tokens, dtype=np.int32),
+        np.array(positions, dtype=np.int32),
+        np.array(slots, dtype=np.int32),
+    )
+
+
+def _tokens(
+    chunks: Sequence[SequenceChunk], page_table: Int32Array, first: Int32Array, page_size: int
+) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """Token, position and slot of each new token; `first` is `cu_seqlens_q`."""
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
+    valid = np.array([chunk.num_valid for chunk in chunks], dtype=np.int32)
+    sequence = np.repeat(np.arange(len(chunks), dtype=np.int32), np.diff(first))
+    positions = np.arange(first[-1], dtype=np.int32) + (starts - first[:-1])[sequence]
+    slots = page_table[sequence, positions // page_size] * page_size + positions % page_size
+    slots[positions < valid[sequence]] = -1
+    token_ids = np.concatenate([chunk.token_ids[chunk.start : chunk.end] for chunk in chunks])
+    return token_ids, positions, slots
+
+
+def _logit_rows(chunks: Sequence[SequenceChunk], sums: Sequence[int]) -> Int32Array:
     """int32 [R]: where in the batch the positions stand whose logits are wanted."""
     rows: list[int] = []
-    for chunk, first in zip(chunks, cu_seqlens_q.tolist(), strict=False):
+    for chunk, first in zip(chunks, sums, strict=False):
         offset = first - chunk.start
         rows += range(chunk.logits.start + offset, chunk.logits.stop + offset)
     return np.array(rows, dtype=np.int32)
 
 
-def prefix_groups(page_table: Int32Array, num_full_pages: Int32Array) -> tuple[PrefixGroup, ...]:
+def prefix_groups(page_table: Int32Array, num_full_pages: Sequence[int]) -> tuple[PrefixGroup, ...]:
     """Disjoint groups of sequences that begin with the same pages, chosen so that as few pages as
     possible are read again: all that share a first page, or smaller groups that share more.
 
-    page_table: int32 [S, max_pages]; num_full_pages: int32 [S], the pages that lie wholly before
+    page_table: int32 [S, max_pages]; num_full_pages [S]: the pages that lie wholly before
     the new tokens of each sequence: only those count, every new token sees all of them.
     """
     _, groups = _best_groups(page_table, num_full_pages, list(range(len(page_table))), 0)
@@ -81,7 +113,7 @@ def prefix_groups(page_table: Int32Array, num_full_pages: Int32Array) -> tuple[P
 
 
 def _best_groups(
-    page_table: Int32Array, num_full_pages: Int32Array, members: list[int], num_shared: int
+    page_table: Int32Array, num_full_pages: Sequence[int], members: list[int], num_shared: int
 ) -> tuple[int, list[PrefixGroup]]:
     """Page reads spared and the groups, of members whose first `num_shared` pages are the same."""
     apart: dict[int, list[int]] = {}
@@ -91,7 +123,7 @@ def _best_groups(
     spared, groups = 0, list[PrefixGroup]()
     for some in apart.values():
         if len(some) > 1:
-            shown = page_table[some, num_shared : num_full_pages[some].min()]
+            shown = page_table[some, num_shared : min(num_full_pages[i] for i in some)]
             same = (shown == shown[0]).all(axis=0)
             length = num_shared + (same.size if same.all() else int(same.argmin()))
             inner = _best_groups(page_table, num_full_pages, some, length)

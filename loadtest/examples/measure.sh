@@ -37,7 +37,7 @@ finish() {
 trap finish EXIT
 
 ready() { # PORT LOG PID
-    for _ in $(seq 1200); do
+    for _ in $(seq 2400); do
         curl -sf "http://127.0.0.1:$1/health" >/dev/null && return
         kill -0 "$3" 2>/dev/null || break
         sleep 0.25

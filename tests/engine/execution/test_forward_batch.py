@@ -53,6 +53,21 @@ def test_a_mixed_batch() -> None:
     assert batch.num_top == 4
 
 
+def test_lone_tokens_are_planned_as_beside_a_longer_chunk() -> None:
+    lone = [
+        chunk(40, 41, [1, 2, 3]),
+        chunk(32, 33, [4, 5, 6], num_valid=33),
+        chunk(15, 16, [7], logits=False),
+    ]
+    alone = plan_batch(lone, PAGE, 0)
+    beside = plan_batch([*lone, chunk(0, 9, [8])], PAGE, 0)
+    for name in ("token_ids", "positions", "slot_mapping", "seq_lens", "cu_seqlens_q"):
+        few, many = getattr(alone, name), getattr(beside, name)
+        assert few.tolist() == many[: few.size].tolist()
+        assert few.dtype == many.dtype == np.int32
+    assert alone.slot_mapping.tolist() == [3 * PAGE + 8, -1, 7 * PAGE + 15]
+
+
 @pytest.mark.parametrize("end", [15, 16, 17, 31, 32, 33])
 def test_page_boundaries(end: int) -> None:
     batch = plan_batch([chunk(end - 1, end, [4, 5, 6])], PAGE, 0)
@@ -87,16 +102,14 @@ def test_groups_share_leading_whole_pages() -> None:
 def test_a_group_ends_where_its_shortest_member_begins() -> None:
     """Every new token of every member must see all of the group's keys."""
     table = np.array([[1, 2, 3], [1, 2, 3]], dtype=np.int32)
-    assert prefix_groups(table, np.array([2, 1], dtype=np.int32)) == (PrefixGroup((0, 1), 1),)
-    assert prefix_groups(table, np.array([2, 0], dtype=np.int32)) == ()
+    assert prefix_groups(table, [2, 1]) == (PrefixGroup((0, 1), 1),)
+    assert prefix_groups(table, [2, 0]) == ()
 
 
 def test_groups_that_share_more_are_preferred_to_one_that_shares_little() -> None:
     """Three share five pages and two others six; together they would share one."""
     rows = [[0, 1, 2, 3, 4, 10 + i] for i in range(3)] + [[0, 5, 6, 7, 8, 9]] * 2
     table = np.array([*rows, [0, 20, 21, 22, 23, 24]], dtype=np.int32)
-    full = np.full(6, 6, dtype=np.int32)
+    full = [6] * 6
     assert prefix_groups(table, full) == (PrefixGroup((0, 1, 2), 5), PrefixGroup((3, 4), 6))
-    assert prefix_groups(table[:, :2].copy(), np.full(6, 1, dtype=np.int32)) == (
-        PrefixGroup((0, 1, 2, 3, 4, 5), 1),
-    )
+    assert prefix_groups(table[:, :2].copy(), [1] * 6) == (PrefixGroup((0, 1, 2, 3, 4, 5), 1),)
