@@ -47,6 +47,7 @@ from service.transport.intake import Hold, TimedBody
 from service.transport.websocket import ResponsesSockets
 
 _METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+_UNDER_V1: Final = ("chat", "completions", "responses", "messages", "models")
 _REQUEST_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 log = logging.getLogger(__name__)
@@ -244,7 +245,8 @@ def _answer_for(error: Exception, scope: Scope, request_id: str) -> ApiError:
 def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
     where = f"{scope['method']} {scope['path']}"
     if error.status_code == 404:
-        return ApiError(404, f"Unknown URL: {where}.", code="unknown_url")
+        message = f"Unknown URL: {where}.{_right_base(scope['path'])}"
+        return ApiError(404, message, code="unknown_url")
     if error.status_code == 405:
         return ApiError(
             405,
@@ -253,3 +255,12 @@ def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
             headers=error.headers,
         )
     return ApiError(error.status_code, str(error.detail))
+
+
+def _right_base(path: str) -> str:
+    """What is wrong with the base URL of a client that asks for this path, if that is it."""
+    if path.startswith("/v1/v1/"):
+        return " This client adds /v1 by itself: leave it out of its base URL."
+    if path.strip("/").split("/")[0] in _UNDER_V1:
+        return f" The API is under /v1: the base URL ends in /v1, and this is /v1{path}."
+    return ""

@@ -10,8 +10,9 @@ from service.conversation import GenerationRequest, KeptPrefix, OutputFormat
 from service.dialects import wire
 from service.dialects.chat_messages import Prompt, decode_conversation, num_messages_to_keep
 from service.dialects.fields import BREAKPOINT_S, Name, TokenCount
+from service.dialects.known_fields import CONSTRAINTS, KnownFields
 from service.dialects.output_format import ResponseFormat, decode_extras, decode_format
-from service.dialects.sampling import NumLogprobs, decode_sampling
+from service.dialects.sampling import SHARED_HARMLESS, NumLogprobs, SamplingBody, decode_sampling
 from service.dialects.tool_choice import decode_tool_choice
 from service.errors import invalid
 from service.model_card import ModelCard
@@ -36,6 +37,15 @@ class ChatBody(Prompt, frozen=True, kw_only=True):
     add_generation_prompt: Any = None
     documents: Any = None
     chat_template: Any = None
+
+
+FIELDS: Final = KnownFields.of(
+    ChatBody,
+    SamplingBody,
+    harmless=f"function_call {SHARED_HARMLESS}",
+    length="max_completion_tokens",
+    meant=CONSTRAINTS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,7 @@ def decode(body: bytes, card: ModelCard) -> ChatRequest:
 
     Raises ApiError: 400 with the path of the field that is wrong, 404 for an unknown model.
     """
+    FIELDS.check(body)
     wire_body = wire.decode(body, ChatBody)
     card.require(wire_body.model)
     _refuse_unsupported(wire_body)

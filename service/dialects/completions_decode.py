@@ -10,7 +10,14 @@ from msgspec import Meta
 from service.conversation import Conversation, GenerationOptions, GenerationRequest
 from service.dialects import wire
 from service.dialects.fields import INT32, Name
-from service.dialects.sampling import NumLogprobs, decode_sampling, require_token_id
+from service.dialects.known_fields import CONSTRAINTS, KnownFields
+from service.dialects.sampling import (
+    SHARED_HARMLESS,
+    NumLogprobs,
+    SamplingBody,
+    decode_sampling,
+    require_token_id,
+)
 from service.errors import invalid
 from service.model_card import ModelCard
 
@@ -36,6 +43,15 @@ class CompletionBody(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str | None = None
     response_format: Any = None
     structured_outputs: Any = None
+
+
+FIELDS: Final = KnownFields.of(
+    CompletionBody,
+    SamplingBody,
+    harmless=SHARED_HARMLESS,
+    length="max_tokens",
+    meant=CONSTRAINTS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,7 @@ def decode(body: bytes, card: ModelCard) -> CompletionRequest:
 
     Raises ApiError: 400 with the path of the field that is wrong, 404 for an unknown model.
     """
+    FIELDS.check(body)
     wire_body = wire.decode(body, CompletionBody)
     card.require(wire_body.model)
     for name in ("suffix", "response_format", "structured_outputs"):

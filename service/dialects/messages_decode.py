@@ -25,6 +25,7 @@ from service.conversation import (
 from service.dialects import wire
 from service.dialects.chat_messages import MAX_MESSAGES, Kind
 from service.dialects.fields import INT32, MAX_STOPS, MAX_TOOLS, Name, Stop, TopK, TopP
+from service.dialects.known_fields import KnownFields
 from service.dialects.messages_items import (
     Blocks,
     CacheBreakpoint,
@@ -109,6 +110,18 @@ class MessagesBody(PromptBody, frozen=True, kw_only=True):
     cache_report: bool | None = None
 
 
+FIELDS: Final = KnownFields.of(
+    MessagesBody,
+    harmless=(
+        "container context_management mcp_servers speed betas anthropic_beta anthropic_version "
+        "inference_geo user_profile_id workspace_id billing_policy compaction fallbacks "
+        "fallback_credit_token"
+    ),
+    length="max_tokens",
+    meant={"stop": "stop_sequences", "response_format": "output_config.format"},
+)
+
+
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
     """A decoded call: what to generate, and how to show it.
@@ -127,6 +140,7 @@ def decode(body: bytes, card: ModelCard) -> MessagesRequest:
 
     Raises ApiError: 400 with the path of the field that is wrong, 404 for an unknown model.
     """
+    FIELDS.check(body)
     wire_body = wire.decode(body, MessagesBody)
     card.require(wire_body.model)
     conversation, breakpoints = _conversation(wire_body)
@@ -152,6 +166,7 @@ def _kept(whole: Conversation, breakpoints: tuple[CacheBreakpoint, ...]) -> tupl
 
 def decode_prompt(body: bytes, card: ModelCard) -> Conversation:
     """What the model would read. Raises ApiError as `decode` does."""
+    FIELDS.check(body)
     wire_body = wire.decode(body, PromptBody)
     card.require(wire_body.model)
     return _conversation(wire_body)[0]

@@ -1,7 +1,7 @@
 """The Responses dialect, inwards: `response.create` and POST /v1/responses to the canonical.
 
-Structs hold what changes the answer or is echoed in it; other keys are ignored, as SDKs send any.
-What would change the meaning when it is ignored is refused by name.
+Structs hold what changes the answer or is echoed in it; what would change the meaning when it is
+ignored is refused by name.
 """
 
 from collections.abc import Mapping
@@ -34,6 +34,7 @@ from service.dialects.fields import (
     TopP,
     kept_seconds,
 )
+from service.dialects.known_fields import CONSTRAINTS, KnownFields
 from service.dialects.output_format import ResponseFormat, decode_extras, decode_format
 from service.dialects.responses_items import decode_items, require_answered_calls
 from service.dialects.tool_choice import decode_tool_choice
@@ -124,6 +125,17 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
         """False for a warm-up: the prompt is computed and nothing is sampled."""
         prewarm = self.prompt_cache_options is not None and self.prompt_cache_options.prewarm
         return self.generate is not False and not prewarm
+
+
+FIELDS: Final = KnownFields.of(
+    ResponseCreate,
+    harmless=(
+        "type stream_id stream_options context_management moderation image personality "
+        "access_programs background_options"
+    ),
+    length="max_output_tokens",
+    meant={**CONSTRAINTS, "messages": "input", "response_format": "text.format"},
+)
 
 
 class TokenCountBody(ResponseCreate, frozen=True, kw_only=True):
@@ -237,6 +249,7 @@ def decode_create(
 
     Raises ApiError: 400 with the path of the field that is wrong, 404 for an unknown model.
     """
+    FIELDS.check(data)
     body = wire.decode(data, kind)
     card.require(body.model)
     _refuse_unsupported(body)

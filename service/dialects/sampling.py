@@ -1,9 +1,7 @@
 """Fields that Chat Completions and Completions share: how to generate, and how much to show.
 
-Accepted without effect, as none of them changes an answer here: `user`, `safety_identifier`,
-`metadata`, `store`, `prompt_cache_key` (every prefix is cached, for as long as there is room),
-`prediction`, `web_search_options`, `moderation`,
-`stream_options.include_obfuscation`, `stream_interval`, and every key that is not known.
+Accepted without effect, as none of them changes an answer here: `known_fields.COMMON` (every prefix
+is cached, for as long as there is room), `SHARED_HARMLESS`, `stream_options.include_obfuscation`.
 """
 
 from dataclasses import dataclass
@@ -35,6 +33,11 @@ from service.errors import invalid
 from service.model_card import ModelCard
 
 MAX_N: Final = 16
+SHARED_HARMLESS: Final = (
+    "prediction web_search_options moderation add_special_tokens truncation_side no_stop_trim "
+    "separate_reasoning stream_reasoning return_meta_info return_prompt_token_ids "
+    "return_token_offsets return_prompt_text return_cached_tokens_details"
+)
 
 NumLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]

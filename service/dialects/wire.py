@@ -1,6 +1,7 @@
 """From JSON bytes to msgspec structs, and from msgspec's errors to the field that is wrong.
 
-In every wire struct a field that is null counts as unset, and keys it does not name are ignored.
+In every wire struct a field that is null counts as unset, and keys it does not name are ignored;
+those of a whole body go through `known_fields` first.
 """
 
 import re
@@ -39,7 +40,8 @@ def decode(data: bytes | str | msgspec.Raw, kind: type[T], path: str = "") -> T:
     except msgspec.ValidationError as error:
         raise _refusal(str(error), path) from None
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        fault = f"not valid JSON: {error}." if len(data) else "empty: a JSON object is expected."
+        raise ApiError(400, f"The body is {fault}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
 
