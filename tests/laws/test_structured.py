@@ -77,7 +77,7 @@ def grammar(
 
 
 def run(
-    core: Core, text: TextAssets, grammars: list[str], max_tokens: int = 60
+    core: Core, text: TextAssets, grammars: list[str], max_tokens: int = 60, **sampling: Any
 ) -> list[tuple[str, Finished]]:
     """One answer for each grammar, all in one batch, each with a seed of its own."""
     prompt = pack_tokens(
@@ -88,8 +88,8 @@ def run(
     said = {f"r{index}": b"" for index in range(len(grammars))}
     ends: dict[str, Finished] = {}
     for index, each in enumerate(grammars):
-        sampling = SamplingParams(max_tokens, temperature=1.0, seed=index)
-        core.add(EngineRequest(f"r{index}", prompt, sampling, grammar=each))
+        params = SamplingParams(max_tokens, temperature=1.0, seed=index, **sampling)
+        core.add(EngineRequest(f"r{index}", prompt, params, grammar=each))
     while core.has_work:
         for event in core.step():
             if isinstance(event, TokenDelta):
@@ -121,10 +121,32 @@ def test_every_answer_is_valid_json_of_the_schema(core: Core, text: TextAssets) 
         assert not re.search(r"\s{9}", outside)
 
 
+def test_a_model_that_loves_white_space_ends_all_the_same(core: Core, text: TextAssets) -> None:
+    """The bias is as strong as may be: without a bound it would write nothing else."""
+    vocabulary = text.vocabulary
+    white = [i for i in range(vocabulary.size) if vocabulary.token_bytes(i).isspace()]
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 3}
+    biases = tuple((token_id, 100.0) for token_id in white[:1000])
+    grammars = [grammar(schema_options(schema))] * 4
+    for answer, end in run(core, text, grammars, max_tokens=120, logit_bias=biases):
+        assert end.reason is FinishReason.STOP
+        assert len(json.loads(answer)) == 3
+        assert re.search(r"\s{4}", answer), "it did what it could"
+        assert not re.search(r"\s{9}", answer)
+
+
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
         ({"type": "object", "properties": {}, "additionalProperties": False}, {}),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},
+                "additionalProperties": False,
+            },
+            None,
+        ),
         ({"type": "array", "maxItems": 0}, []),
         ({"const": "only"}, "only"),
         ({"anyOf": [{"const": "ab"}, {"const": "abc"}], "type": "string"}, None),
