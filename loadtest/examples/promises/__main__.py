@@ -44,7 +44,7 @@ async def _measure(part: str, sheet: Sheet, quick: bool, folder: Path | None) ->
     elif part == "short":
         await short.measure(short.Plan(10, 8.0) if quick else short.Plan(), sheet)
     else:
-        few_s = overload.Plan(full_s=3.0, flood_s=10.0, returns=3)
+        few_s = overload.Plan(full_s=2.0, flood_s=6.0, returns=2)
         await overload.measure(few_s if quick else overload.Plan(), sheet)
 
 
