@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from engine.step_meter import StepMeter
+from engine.scheduling.step_meter import StepMeter
 from kernels.bench import SMOL
 from kernels.contract import KVLayout, WeightType
 from kernels.peaks import Peaks

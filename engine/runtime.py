@@ -24,8 +24,8 @@ from engine.scheduling.itl_controller import ItlController
 from engine.scheduling.output import OutputRules
 from engine.scheduling.restoring import Restoring
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_meter import StepMeter
 from engine.start_times import StartTimes
-from engine.step_meter import StepMeter
 from engine.text import TextAssets, load_text
 from engine.types import EngineConfig, EngineInfo
 from kernels.contract import BackendUnavailable, KVDType, KVLayout

@@ -7,11 +7,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from loadtest.measure.progress import Progress
 from loadtest.measure.result import Level, Run, TargetInfo
 from loadtest.measure.sample import RequestError
 from loadtest.measure.summary import summarise
 from loadtest.plan import Plan
-from loadtest.run import Progress, find_model, run_plan, unless_stopped, warm_up
+from loadtest.run import find_model, run_plan, unless_stopped, warm_up
 from loadtest.transports import Target, Transport, open_transport
 from loadtest.workloads import Slo, Workload, build_plan
 

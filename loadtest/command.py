@@ -21,15 +21,15 @@ from loadtest.interrupts import Interrupts
 from loadtest.machine import this_machine
 from loadtest.measure.memory import MemoryWatch, tree_pss_bytes
 from loadtest.measure.pooled import pool
+from loadtest.measure.progress import Progress
 from loadtest.measure.result import FORMAT, Level, Report
 from loadtest.options import parse
-from loadtest.readme import readme_section, rewrite
 from loadtest.report.files import ReportError, read_json, write_json, write_whole
 from loadtest.report.html import page
 from loadtest.report.live import LiveView
 from loadtest.report.picture import picture
+from loadtest.report.readme import readme_section, rewrite
 from loadtest.report.table import beside_table, figures_table, notes, ratios_table
-from loadtest.run import Progress
 from loadtest.transports import Target
 from loadtest.workloads import WorkloadError, names, read_workload, without_paths
 

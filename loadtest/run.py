@@ -4,13 +4,13 @@ the streams of others."""
 import asyncio
 import time
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
 
 from loadtest.arrival import Beside
-from loadtest.measure.client import ClientLoad, ClientWatch
+from loadtest.measure.client import ClientWatch
+from loadtest.measure.progress import Progress
 from loadtest.measure.sample import RequestError, Role, Sample, of_status
 from loadtest.plan import PartPlan, Plan, Session
 from loadtest.transports import Dialogue, Target, Transport
@@ -19,26 +19,6 @@ from loadtest.transports.base import open_http, told
 T = TypeVar("T")
 LOOK_S = 0.02
 MODELS_S = 15.0
-
-
-@dataclass(slots=True)
-class Progress:
-    """A run as it goes; its owner is the loop that runs it, anyone there may look.
-
-    `samples` are requests that are over, `in_flight` those that are not. `num_skipped` turns
-    will not be sent, because one before them in their conversation failed. `pss_peak_bytes` is
-    the server's, where its memory was watched.
-    """
-
-    num_turns: int
-    samples: list[Sample] = field(default_factory=list)
-    in_flight: dict[int, Sample] = field(default_factory=dict)
-    num_skipped: int = 0
-    start_s: float = 0.0
-    end_s: float = 0.0
-    client: ClientLoad = field(default_factory=lambda: ClientLoad(0.0, 0.0, 0.0, 0.0))
-    interrupted: bool = False
-    pss_peak_bytes: int | None = None
 
 
 async def find_model(target: Target) -> str:

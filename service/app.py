@@ -26,6 +26,7 @@ from service.endpoints.catalog import Model, Models
 from service.endpoints.chat import ChatCompletions
 from service.endpoints.completions import Completions
 from service.endpoints.messages import CountTokens, Messages
+from service.endpoints.metrics import MetricsEndpoint
 from service.endpoints.responses import (
     CancelResponse,
     CreateResponse,
@@ -34,6 +35,7 @@ from service.endpoints.responses import (
     InputTokens,
     RetrieveResponse,
 )
+from service.endpoints.responses_socket import ResponsesSockets
 from service.endpoints.roofline import Roofline
 from service.endpoints.tokens import Detokenize, Tokenize
 from service.errors import ApiError
@@ -41,10 +43,8 @@ from service.events import new_trace_number, trace_id_of
 from service.services import Services
 from service.telemetry.log_context import TRACE_ID
 from service.telemetry.metric_list import HTTP_REQUESTS
-from service.telemetry.metrics import MetricsEndpoint
 from service.transport.http import ClientGone, send_answer, send_error
 from service.transport.intake import Hold, TimedBody
-from service.transport.websocket import ResponsesSockets
 
 _METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 _UNDER_V1: Final = ("chat", "completions", "responses", "messages", "models")

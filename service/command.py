@@ -30,7 +30,7 @@ from service.memory import give_back_freed_memory
 from service.prewarm import PrewarmError, warm_from_file
 from service.server import Server, bind
 from service.services import Services, build_services
-from service.telemetry.exporting import metric_exporter, span_exporter
+from service.telemetry.exporting import ExportError, metric_exporter, span_exporter
 from service.telemetry.log_context import mark_lines
 from service.telemetry.otlp_metrics import MetricsExport
 from service.telemetry.tracing import RequestTracer
@@ -72,7 +72,7 @@ def run() -> int:
         give_back_freed_memory()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, started_s))
-    except (SettingsError, KeyFileError) as error:
+    except (SettingsError, KeyFileError, ExportError) as error:
         _say(str(error))
         return EXIT_USAGE
     except StartError as error:
@@ -94,7 +94,7 @@ async def _serve(settings: Settings, started_s: float) -> None:
         engine, assets = await _start(settings, path)
         try:
             tracers = _tracers(settings, sock)
-        except SettingsError:
+        except ExportError:
             await engine.close()
             raise
         exports: list[MetricsExport] = []
@@ -130,7 +130,7 @@ async def _serve(settings: Settings, started_s: float) -> None:
 
 
 def _tracers(settings: Settings, sock: socket) -> list[RequestTracer]:
-    """Raises SettingsError for a protocol that is not installed."""
+    """Raises ExportError for a protocol that is not installed."""
     protocol = settings.telemetry.traces
     if not protocol:
         return []
@@ -140,7 +140,7 @@ def _tracers(settings: Settings, sock: socket) -> list[RequestTracer]:
 
 
 def _exports(settings: Settings, services: Services) -> list[MetricsExport]:
-    """Raises SettingsError as `_tracers`."""
+    """Raises ExportError as `_tracers`."""
     telemetry = settings.telemetry
     if not telemetry.metrics:
         return []

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+import msgspec
+
 from engine.api import EngineError, EngineOverloaded, RequestRefused
 from engine.types import FinishReason
 from service.events import Failed
@@ -39,6 +41,20 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+
+
+def openai_error(error: ApiError) -> bytes:
+    """OpenAI's error object."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.type,
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    )
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:

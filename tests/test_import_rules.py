@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,21 @@ def test_a_floor_imports_only_from_below(package: str) -> None:
         if name.split(".")[0] in HOUSE and name.split(".")[0] not in MAY_IMPORT[package]
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize("package", HOUSE)
+def test_rooms_import_each_other_in_one_direction(package: str) -> None:
+    """The files and folders of a package, each of them whole: no two need each other, whatever
+    lies between them."""
+    needs: dict[str, set[str]] = {}
+    for path in sources(package):
+        room = path.relative_to(ROOT / package).with_suffix("").parts[0]
+        for name in imports(path):
+            package_of, _, rest = name.partition(".")
+            if package_of == package and rest:
+                needs.setdefault(room, set()).add(rest.split(".")[0])
+        needs.setdefault(room, set()).discard(room)
+    TopologicalSorter(needs).prepare()  # raises CycleError, which names the rooms
 
 
 def test_service_sees_only_the_face_of_the_engine() -> None:

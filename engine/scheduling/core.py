@@ -25,9 +25,9 @@ from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
 from engine.scheduling.restoring import Restoring
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_meter import StepMeter
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
 from engine.stats import EngineLoad, EngineStats, LeaseStats, PoolStats
-from engine.step_meter import StepMeter
 from engine.types import (
     CacheAnswer,
     CacheCall,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from loadtest.measure.histogram import Histogram
 from loadtest.measure.interference import interference
+from loadtest.measure.progress import Progress
 from loadtest.measure.result import Level, Run, Stream, TurnFigures
 from loadtest.measure.sample import Sample
 from loadtest.measure.speeds import decode_tok_per_s, median_prefill_tok_per_s
-from loadtest.run import Progress
 from loadtest.workloads.spec import Slo
 
 PERCENTILES = (

@@ -7,8 +7,8 @@ from pathlib import Path
 from loadtest.arrival import Recorded
 from loadtest.measure.pooled import Pooled, pool
 from loadtest.measure.result import Ratio, Report
-from loadtest.readme import machine_text
 from loadtest.report import plots
+from loadtest.report.readme import machine_text
 from loadtest.report.table import (
     BESIDE_COLUMNS,
     COLUMNS,

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.measure.histogram import Histogram
+from loadtest.measure.progress import Progress
 from loadtest.measure.result import Level
 from loadtest.measure.sample import Sample
 from loadtest.measure.summary import gaps_s
-from loadtest.run import Progress
 from loadtest.transports import Target
 
 REFRESH_S = 0.25

@@ -2,8 +2,7 @@
 
 from starlette.types import Scope, Send
 
-from service.dialects import wire
-from service.errors import ApiError
+from service.errors import ApiError, openai_error
 
 
 async def refuse(error: ApiError, scope: Scope, send: Send) -> None:
@@ -19,4 +18,4 @@ async def refuse(error: ApiError, scope: Scope, send: Send) -> None:
     await send(
         {"type": "websocket.http.response.start", "status": error.status, "headers": headers}
     )
-    await send({"type": "websocket.http.response.body", "body": wire.encode_error(error)})
+    await send({"type": "websocket.http.response.body", "body": openai_error(error)})

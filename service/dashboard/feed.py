@@ -18,10 +18,10 @@ from engine.api import Engine, EngineError
 from engine.views import EngineView, TreeView
 from service.config import Settings
 from service.dashboard.lanes import EndedRequests, Lanes
-from service.endpoints.roofline import describe_machine, describe_work
 from service.errors import RETRY_SOON, ApiError
 from service.events import RequestRecord
 from service.model_card import ModelCard
+from service.roofline import describe_machine, describe_work
 from service.transport.handshake import SERVICE_RESTART, accepted_protocol, deny
 
 BUSY_S: Final = 0.25

@@ -13,7 +13,7 @@ from service.conversation import GenerationOptions, JSONValue, ToolCall
 from service.dialects import wire
 from service.dialects.chat_decode import ChatRequest
 from service.dialects.logprobs import LEAST_LOGPROB, shown_tokens
-from service.errors import from_failure
+from service.errors import from_failure, openai_error
 from service.events import (
     Admitted,
     Completed,
@@ -100,7 +100,7 @@ class _ChoiceStream:
             case Completed():
                 return self._end(event)
             case Failed():
-                return b"data: " + wire.encode_error(from_failure(event)) + b"\n\n"
+                return b"data: " + openai_error(from_failure(event)) + b"\n\n"
 
     def keep_alive(self) -> bytes:
         return self._chunk(b'{"content":""}')

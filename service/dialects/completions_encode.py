@@ -19,7 +19,7 @@ from service.dialects.chat_encode import (
 )
 from service.dialects.completions_decode import CompletionRequest
 from service.dialects.logprobs import LEAST_LOGPROB
-from service.errors import from_failure
+from service.errors import from_failure, openai_error
 from service.events import (
     Admitted,
     Completed,
@@ -78,7 +78,7 @@ class CompletionStream:
             text = wire.one_line(_to_json(event.text))
             return b"".join((self._texts[index], text, _PLAIN_END))
         if isinstance(event, Failed):
-            return b"data: " + wire.encode_error(from_failure(event)) + b"\n\n"
+            return b"data: " + openai_error(from_failure(event)) + b"\n\n"
         fields = self._choices[index].fields(event)
         if fields is None:
             return b""

@@ -123,20 +123,6 @@ def unsupported_value(param: str) -> ApiError:
     )
 
 
-def encode_error(error: ApiError) -> bytes:
-    """OpenAI's error object."""
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": error.message,
-                "type": error.type,
-                "param": error.param,
-                "code": error.code,
-            }
-        }
-    )
-
-
 def one_line(encoded: bytes) -> bytes:
     """JSON without the raw line ends that some clients split SSE at: U+0085, U+2028, U+2029."""
     if encoded.isascii():

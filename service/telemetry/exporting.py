@@ -13,8 +13,6 @@ from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from service.config import SettingsError
-
 LAST_TRY_S = 1.0
 """How long the last spans and samples may be tried again once the server has ended."""
 
@@ -23,15 +21,19 @@ _GRPC = "opentelemetry.exporter.otlp.proto.grpc"
 log = logging.getLogger(__name__)
 
 
+class ExportError(Exception):
+    """What is asked for is not installed; the message says how it would be."""
+
+
 def span_exporter(protocol: str) -> "PatientExporter":
-    """Raises SettingsError for gRPC without its package."""
+    """Raises ExportError for gRPC without its package."""
     if protocol == "grpc":
         return PatientExporter(_grpc("trace_exporter").OTLPSpanExporter())
     return PatientExporter(OTLPSpanExporter())
 
 
 def metric_exporter(protocol: str) -> MetricExporter:
-    """Raises SettingsError for gRPC without its package."""
+    """Raises ExportError for gRPC without its package."""
     if protocol == "grpc":
         exporter: MetricExporter = _grpc("metric_exporter").OTLPMetricExporter()
         return exporter
@@ -42,7 +44,7 @@ def _grpc(name: str) -> Any:
     try:
         return import_module(f"{_GRPC}.{name}")
     except ImportError:
-        raise SettingsError(
+        raise ExportError(
             "OTEL_EXPORTER_OTLP_PROTOCOL asks for grpc, which needs `pip install "
             "'headwater[otlp-grpc]'`; http/protobuf works without."
         ) from None

@@ -5,8 +5,7 @@ from typing import Final
 from starlette.types import Send
 
 from service.access.credentials import KEY_PROTOCOL
-from service.dialects import wire
-from service.errors import ApiError
+from service.errors import ApiError, openai_error
 
 SERVICE_RESTART: Final = 1012
 """The code a socket is closed with when its server drains."""
@@ -23,4 +22,4 @@ async def deny(send: Send, error: ApiError) -> None:
     fields = {"content-type": "application/json", **(error.headers or {})}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "websocket.http.response.body", "body": wire.encode_error(error)})
+    await send({"type": "websocket.http.response.body", "body": openai_error(error)})

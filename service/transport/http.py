@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.config import Limits
 from service.dialects import wire
-from service.errors import ApiError
+from service.errors import ApiError, openai_error
 from service.events import RequestRecord
 from service.telemetry.sinks import RecordSink, finish_refused
 
@@ -112,7 +112,7 @@ async def send_json(send: Send, value: object, status: int = 200) -> None:
 
 async def send_error(send: Send, error: ApiError) -> None:
     """A refusal in OpenAI's shape."""
-    await send_answer(send, error.status, wire.encode_error(error), error.headers)
+    await send_answer(send, error.status, openai_error(error), error.headers)
 
 
 def begin_record(

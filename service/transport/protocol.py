@@ -17,8 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from service.config import Limits
-from service.dialects import wire
-from service.errors import RETRY_SOON, ApiError
+from service.errors import RETRY_SOON, ApiError, openai_error
 from service.transport.connections import Connections, WatchedTransport
 from service.transport.http import HALF_CLOSE
 
@@ -351,7 +350,7 @@ class EdgeProtocol(HttpToolsProtocol):
             if running.response_started:
                 self.transport.abort()
                 return
-        body = wire.encode_error(error)
+        body = openai_error(error)
         fields = {
             "content-type": "application/json",
             "content-length": str(len(body)),

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 
 from engine.scripted import Script, ScriptStep
 from service.config import Limits, Settings
-from service.transport.websocket import SocketLimits
+from service.endpoints.responses_socket import SocketLimits
 from tests.service.websocket.live import create, receive, serving
 
 pytestmark = pytest.mark.anyio

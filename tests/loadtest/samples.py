@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from loadtest.measure.client import ClientLoad
+from loadtest.measure.progress import Progress
 from loadtest.measure.result import Level, Machine, Report, Run, TargetInfo
 from loadtest.measure.sample import Kind, Role, Sample, Usage
 from loadtest.measure.summary import summarise
-from loadtest.run import Progress
 from loadtest.workloads import Slo, read_workload
 
 LEVEL = Level("concurrency", 4)

@@ -7,9 +7,10 @@ import statistics
 import pytest
 
 from loadtest.measure.histogram import Histogram
+from loadtest.measure.progress import Progress
 from loadtest.measure.result import Level
 from loadtest.measure.summary import summarise
-from loadtest.run import Progress, run_plan
+from loadtest.run import run_plan
 from loadtest.transports import Target, open_transport
 from loadtest.workloads import Slo, build_plan, read_workload
 from tests.loadtest.playing import Play, playing

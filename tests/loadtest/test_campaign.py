@@ -13,9 +13,10 @@ import pytest
 
 from loadtest.campaign import Campaign, Outcome, run_campaign
 from loadtest.measure.pooled import pool
+from loadtest.measure.progress import Progress
 from loadtest.measure.result import Level
 from loadtest.report.table import figures_table, notes
-from loadtest.run import Progress, run_plan
+from loadtest.run import run_plan
 from loadtest.transports import Target, open_transport
 from loadtest.workloads import Slo, Workload, build_plan, read_workload
 from tests.loadtest.playing import Play, playing

@@ -6,10 +6,11 @@ import pytest
 
 from loadtest import arrival
 from loadtest.measure.pooled import pool
+from loadtest.measure.progress import Progress
 from loadtest.measure.sample import Role, Usage
 from loadtest.report.html import page
 from loadtest.report.table import beside_table, notes
-from loadtest.run import Progress, run_plan
+from loadtest.run import run_plan
 from loadtest.transports import Target, open_transport
 from loadtest.workloads import Workload, build_plan
 from loadtest.workloads.spec import Conversations

@@ -13,10 +13,10 @@ from loadtest.measure.histogram import Histogram
 from loadtest.measure.pooled import pool
 from loadtest.measure.result import Level, Ratio, Report
 from loadtest.measure.sample import Kind
-from loadtest.readme import BEGIN, END, readme_section, rewrite
 from loadtest.report.files import ReportError, read_json, write_json
 from loadtest.report.html import page
 from loadtest.report.picture import picture
+from loadtest.report.readme import BEGIN, END, readme_section, rewrite
 from loadtest.report.standing import figure_text
 from loadtest.report.svg import linear_axis, log_axis, milliseconds
 from loadtest.report.table import ratio_text

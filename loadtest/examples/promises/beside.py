@@ -14,12 +14,12 @@ from loadtest.examples.promises.figures import Sheet
 from loadtest.examples.promises.server import Server, serving
 from loadtest.machine import this_machine
 from loadtest.measure.client import ClientWatch
+from loadtest.measure.progress import Progress
 from loadtest.measure.result import FORMAT, Level, Report, Run, TargetInfo
 from loadtest.measure.sample import Role, Sample
 from loadtest.measure.summary import summarise
 from loadtest.report.files import write_json, write_whole
 from loadtest.report.picture import picture
-from loadtest.run import Progress
 from loadtest.transports import Dialogue, Transport, open_transport
 from loadtest.workloads import Slo, read_workload
 from loadtest.workloads.text import words

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Meta
 
 from service.dialects import wire
-from service.errors import ApiError
+from service.errors import ApiError, openai_error
 
 
 class Leaf(msgspec.Struct):
@@ -72,7 +72,7 @@ def test_depth_is_bounded_exactly() -> None:
 
 def test_the_error_object() -> None:
     error = ApiError(400, "No.", code="c", param="p")
-    assert msgspec.json.decode(wire.encode_error(error)) == {
+    assert msgspec.json.decode(openai_error(error)) == {
         "error": {"message": "No.", "type": "invalid_request_error", "param": "p", "code": "c"}
     }
 

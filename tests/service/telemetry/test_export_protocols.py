@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from service.config import SettingsError
 from service.events import RequestRecord
 from service.telemetry import exporting
+from service.telemetry.exporting import ExportError
 from service.telemetry.tracing import RequestTracer
 
 grpc = pytest.importorskip("grpc", reason="the otlp-grpc extra is not installed")
@@ -64,6 +64,6 @@ def test_without_the_package_grpc_is_refused_in_a_sentence(
         raise ImportError(name)
 
     monkeypatch.setattr(exporting, "import_module", missing)
-    with pytest.raises(SettingsError, match=r"otlp-grpc"):
+    with pytest.raises(ExportError, match=r"otlp-grpc"):
         make("grpc")
     assert make("http/protobuf") is not None

@@ -15,8 +15,8 @@ from engine.types import EngineRequest, unpack_tokens
 from service.app import App, create_app
 from service.config import Settings
 from service.endpoints.admin import Pool
+from service.endpoints.responses_socket import ResponsesSockets, SocketLimits
 from service.services import Services
-from service.transport.websocket import ResponsesSockets, SocketLimits
 from tests.service.conftest import MODEL, LiveServer, byte_assets, run_server
 
 Frame: TypeAlias = dict[str, Any]

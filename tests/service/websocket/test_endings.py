@@ -9,7 +9,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from engine.scripted import Script, ScriptStep, text_script
-from service.transport.websocket import SocketLimits
+from service.endpoints.responses_socket import SocketLimits
 from tests.service.websocket.live import (
     TERMINAL,
     Frame,

@@ -4,7 +4,7 @@ import pytest
 
 from engine.scripted import Script, ScriptStep, text_script
 from engine.types import FinishReason
-from service.transport.websocket import SocketLimits
+from service.endpoints.responses_socket import SocketLimits
 from tests.service.websocket.live import (
     create,
     one_after_another,
