@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import select
 import socket
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
@@ -112,14 +110,17 @@ requests and the log are told."""
 class EngineClient:
     """An `Engine` behind a socket. `start` has to succeed before anything else is called.
 
-    Everything but the reader thread lives on the event loop that `start` was called from.
+    It lives on the event loop that it was made on: what comes with a step is delivered at once, to
+    all streams.
     """
 
     def __init__(
         self, sock: socket.socket, peer: Peer, bounds: QueueBounds, last_words: LastWords = str
     ) -> None:
         self._last_words = last_words
+        sock.setblocking(False)
         self._socket = sock
+        self._reader = FrameReader()
         self._peer = peer
         self._backlog = Backlog(bounds)
         self._loop = asyncio.get_running_loop()
@@ -135,13 +136,13 @@ class EngineClient:
         self._ending = False
         self._end_reason = ""
         self._heard_ns = time.monotonic_ns()
-        self._thread = threading.Thread(target=self._read, name="engine-reader", daemon=True)
+        self._reaping: asyncio.Task[None] | None = None
 
     async def start(self, first_payload: bytes | None = None, limit_s: float | None = None) -> None:
         """Wait until the engine stands, at most so long. Raises EngineError with a sentence, the
         engine's own if it has one, if it does not; cancelled or failed, it leaves nothing
         running."""
-        self._thread.start()
+        self._loop.add_reader(self._socket, self._on_readable)
         if first_payload is not None:
             self._push(first_payload)
         try:
@@ -187,8 +188,7 @@ class EngineClient:
 
     @property
     def heard_ns(self) -> int:
-        """When anything came from the engine last, stamped as it came: a busy event loop is not
-        taken for a silent engine."""
+        """When anything was read from the engine last."""
         return self._heard_ns
 
     def ask_for_sign(self) -> None:
@@ -320,7 +320,6 @@ class EngineClient:
         except asyncio.CancelledError:
             self._peer.kill()
             raise
-        self._thread.join()
 
     async def _ask(self, ask: Callable[[int], Ask], timeout_s: float = ANSWER_S) -> Reply:
         if self._ended.done():
@@ -362,36 +361,28 @@ class EngineClient:
             self._writing = False
             self._loop.remove_writer(self._socket)
 
-    def _read(self) -> None:
-        """The reader thread: hands each message over with one call, then waits for the end."""
+    def _on_readable(self) -> None:
+        """Deliver what has come; at the end, learn how the engine ended."""
         try:
-            reader = FrameReader()
-            while data := self._receive():
-                self._heard_ns = time.monotonic_ns()
-                for payload in reader.feed(data):
-                    message = decode_from_engine(payload)
-                    self._loop.call_soon_threadsafe(self._deliver, message)
+            data = self._socket.recv(_RECV_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # the socket broke
+            data = b""
+        self._heard_ns = time.monotonic_ns()
+        try:
+            for payload in self._reader.feed(data):
+                self._deliver(decode_from_engine(payload))
         except (FrameError, msgspec.MsgspecError):
             _log.exception("the engine's messages cannot be read")
             self._peer.kill()
-        except (OSError, RuntimeError):  # the socket broke, or the event loop has closed
-            self._peer.kill()
-        reason = self._peer.reap(CLOSE_S)
-        try:
-            self._loop.call_soon_threadsafe(self._on_end, reason)
-        except RuntimeError:
-            self._socket.close()
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._socket)
+            self._reaping = self._loop.create_task(self._reap())
 
-    def _receive(self) -> bytes:
-        """Block until something arrives; empty at the end. An event loop that watches the socket
-        may have made it non-blocking (libuv does), so the wait is a poll of its own."""
-        while True:
-            try:
-                return self._socket.recv(_RECV_BYTES)
-            except BlockingIOError:
-                poll = select.poll()
-                poll.register(self._socket, select.POLLIN)
-                poll.poll()
+    async def _reap(self) -> None:
+        self._on_end(await asyncio.to_thread(self._peer.reap, CLOSE_S))
 
     def _deliver(self, message: FromEngine) -> None:
         match message:

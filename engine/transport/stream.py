@@ -42,14 +42,13 @@ class Channel:
 
     def push(self, event: EngineEvent) -> None:
         """Take an event for the reader; without one it is dropped."""
-        match event:
-            case Started():
-                self._num_prompt_tokens = event.num_prompt_tokens
-                self._num_cached_tokens = event.num_cached_tokens
-            case TokenDelta():
-                self._num_output_tokens += len(event.token_ids) // 4
-            case Finished():
-                self.ended = True
+        if isinstance(event, TokenDelta):
+            self._num_output_tokens += len(event.token_ids) // 4
+        elif isinstance(event, Started):
+            self._num_prompt_tokens = event.num_prompt_tokens
+            self._num_cached_tokens = event.num_cached_tokens
+        elif isinstance(event, Finished):
+            self.ended = True
         if self.closed:
             return
         self.events.append(event)
@@ -105,6 +104,8 @@ class EventStream:
     def ready(self) -> list[EngineEvent]:
         """See `engine.api.EventStream.ready`."""
         channel = self._channel
+        if not channel.events:
+            return []
         return [self._take(channel) for _ in range(len(channel.events))]
 
     def _take(self, channel: Channel) -> EngineEvent:

@@ -15,6 +15,7 @@ from service.dialects.responses_entries import Cancelled, Entry
 from service.events import Completed, Failed
 
 CHUNK_ENTRIES: Final = 64
+_ENDS: Final = (Completed, Failed, Cancelled)
 
 _KINDS: Final[tuple[type[Entry], ...]] = get_args(Entry)
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
@@ -36,7 +37,7 @@ class EventLog:
     def append(self, entry: Entry) -> int:
         """Add an entry; Completed, Failed and Cancelled are the last. The bytes newly kept."""
         self._recent.append(entry)
-        self._ended = isinstance(entry, Completed | Failed | Cancelled)
+        self._ended = isinstance(entry, _ENDS)
         if self._grown is not None:
             self._grown.set()
             self._grown = None

@@ -41,14 +41,13 @@ class Refused(Exception):
         self.error = ApiError(status, message, code=code)
 
 
-class _Cycle(RequestResponseCycle):
-    """A request and its answer; an HTTP/1.0 client's answer ends with the connection."""
+class _OldCycle(RequestResponseCycle):
+    """An HTTP/1.0 client's request, whose answer ends with the connection."""
 
     async def send(self, message: ASGISendEvent) -> None:
-        if self.scope["http_version"] == "1.0":
-            self.chunked_encoding = False
-            if message["type"] == "http.response.body":
-                self.expected_content_length = len(message.get("body", b""))
+        self.chunked_encoding = False
+        if message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
 
 
@@ -230,7 +229,8 @@ class EdgeProtocol(HttpToolsProtocol):
         _check_framing(version, self.headers)
         self.scope["http_version"] = version
         self._set_target()
-        self.cycle = _Cycle(
+        cycle = _OldCycle if version == "1.0" else RequestResponseCycle
+        self.cycle = cycle(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,

@@ -47,6 +47,20 @@ async def test_the_smallest_windows_never_dry_up(start: Start, credits: int) -> 
     )
 
 
+async def test_what_came_while_nobody_read_is_ready_and_returns_its_credits(start: Start) -> None:
+    engine = await start(ScriptFile(scripts=(text_script(COUNTING, 5),)))
+    stream = engine.generate(request(credits=20))
+    assert stream.ready() == []
+    while (await engine.stats()).num_output_tokens < 20:
+        pass
+    answer = [await anext(aiter(stream)), *stream.ready()]
+    assert len(tokens_of(answer)) == 20
+    assert stream.ready() == []
+    answer += await read(stream)
+    finished(answer)
+    assert tokens_of(answer) == list(COUNTING)
+
+
 async def test_a_paused_request_can_be_aborted(start: Start) -> None:
     engine = await start(ScriptFile(delay_s=0.0))
     stream = engine.generate(request(credits=5))

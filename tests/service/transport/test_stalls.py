@@ -116,6 +116,7 @@ def test_a_stall_that_ends_in_time_loses_nothing() -> None:
             answer = read_until(sock, END_OF_CHUNKS)
         *frames, _ = data_of(unchunked(answer).decode())
         assert joined([json.loads(frame) for frame in frames]) == "abcde" * 6_000
+        assert len(frames) < 6_000, "what was said during the stall did not come together"
 
 
 def test_a_drain_cuts_stalled_clients_off_without_a_traceback(
