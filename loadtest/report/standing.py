@@ -39,7 +39,7 @@ def standing_table(reports: Sequence[Report]) -> str:
     rows = [
         _Row(name, level, figure)
         for name, pooled in measured.items()
-        for level in dict.fromkeys(one.level for one in pooled)
+        for level in sorted({one.level for one in pooled})
         for figure in shown[name]
     ]
     return markdown(
