@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,14 +68,19 @@ def serve(
         process.stdout.close()
         process.wait(timeout=60)
         pytest.fail(f"the server did not start:\n{''.join(lines)}")
+    # A server whose lines nobody reads stands still once the pipe is full.
+    reading = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
+    reading.start()
     url = f"http://127.0.0.1:{port}"
     try:
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             yield Server(url, http, process)
     finally:
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
+        process.wait(timeout=60)
+        reading.join()
+        process.stdout.close()
+    assert process.returncode == 0, "".join(lines)
 
 
 @pytest.fixture(scope="session")
