@@ -40,7 +40,7 @@ class Plan:
     """How much to measure: seconds of full speed, of the flood, and short floods that end with a
     client that comes back."""
 
-    full_s: float = 6.0
+    full_s: float = 10.0
     flood_s: float = 60.0
     returns: int = 8
     return_flood_s: float = 2.0
