@@ -1,11 +1,11 @@
 // Attention over bfloat16 pages, AVX2: the bits of avx512bf16_attention.cpp.
 //
 // Queries, keys, weights and values are bfloat16, sums float32. A pair of products is added as
-// vdpbf16ps adds it: the odd element's by one multiply-add, then the even one's by another. Per row:
-// scores accumulate over pairs of head_dim in ascending order (lanes are keys), the sum of the
-// weights over keys in sixteen fixed lanes, outputs over pairs of keys in ascending order (lanes are
-// head_dim). What a row does not see has weight exactly 0, and slots that no row of the group sees
-// are not used.
+// vdpbf16ps adds it: the odd element's by one multiply-add, then the even one's by another. Per
+// row: scores accumulate over pairs of head_dim in ascending order (lanes are keys), the sum of the
+// weights over keys in sixteen fixed lanes, outputs over pairs of keys in ascending order (lanes
+// are head_dim). What a row does not see has weight exactly 0, and slots that no row of the group
+// sees are not used.
 #include <algorithm>
 #include <limits>
 
@@ -28,8 +28,8 @@ struct KeyRange {
 };
 
 inline const uint8_t* page_at(const AttendBlock& work, int key) {
-  const int position = work.block * kKeyBlock + key;
-  return work.head_base + work.shape.page_bytes() * work.page_table[position / work.shape.page_size];
+  const int page = (work.block * kKeyBlock + key) / work.shape.page_size;
+  return work.head_base + work.shape.page_bytes() * work.page_table[page];
 }
 
 // x rounded to bfloat16, as the high half of each lane.

@@ -129,16 +129,17 @@ struct Int8Int16 {
 };
 
 // T rows against one weight tile over all blocks of columns; kFirst: its first rows, for whom the
-// weights come from memory.
-template <class Kernel, bool kFirst, int T>
+// weights come from memory. kAhead: there is something to be fetched meanwhile.
+template <class Kernel, bool kFirst, int T, bool kAhead = false>
 void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float* out,
-          ptrdiff_t stride) {
+          ptrdiff_t stride, Ahead& ahead) {
   const typename Kernel::Act* x[T];
   __m256 acc[2][T];
   for (int t = 0; t < T; ++t) x[t] = acts + size_t(t) * blocks;
   for (int t = 0; t < T; ++t) acc[0][t] = acc[1][t] = _mm256_setzero_ps();
   for (int b = 0; b < blocks; ++b, w += Kernel::bytes) {
     if constexpr (kFirst) prefetch<Kernel::bytes>(w);
+    if constexpr (kAhead) ahead.fetch();
     Kernel::block(w, x, acc);
     for (int t = 0; t < T; ++t) ++x[t];
   }
@@ -148,25 +149,29 @@ void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float*
 
 template <class Kernel, bool kFirst>
 void some_rows(int count, const uint8_t* w, const typename Kernel::Act* x, int blocks, float* out,
-               ptrdiff_t stride) {
+               ptrdiff_t stride, Ahead& ahead) {
   switch (count) {
-    case 1: rows<Kernel, kFirst, 1>(w, x, blocks, out, stride); break;
-    case 2: rows<Kernel, kFirst, 2>(w, x, blocks, out, stride); break;
-    case 3: rows<Kernel, kFirst, 3>(w, x, blocks, out, stride); break;
-    default: rows<Kernel, kFirst, kRows>(w, x, blocks, out, stride); break;
+    case 1: rows<Kernel, kFirst, 1>(w, x, blocks, out, stride, ahead); break;
+    case 2: rows<Kernel, kFirst, 2>(w, x, blocks, out, stride, ahead); break;
+    case 3: rows<Kernel, kFirst, 3>(w, x, blocks, out, stride, ahead); break;
+    default:
+      if (ahead.left > 0)
+        rows<Kernel, kFirst, kRows, true>(w, x, blocks, out, stride, ahead);
+      else
+        rows<Kernel, kFirst, kRows>(w, x, blocks, out, stride, ahead);
   }
 }
 
 template <class Kernel>
 void quantised(const Matrix& w, const typename Kernel::Act* x, int num_rows, int first_tile,
-               int num_tiles, float* out, ptrdiff_t stride) {
+               int num_tiles, float* out, ptrdiff_t stride, Ahead& ahead) {
   const int blocks = w.units();
   for (int i = 0; i < num_tiles; ++i, out += kTileRows) {
     const uint8_t* tile = w.tile(first_tile + i);
-    some_rows<Kernel, true>(num_rows, tile, x, blocks, out, stride);
+    some_rows<Kernel, true>(num_rows, tile, x, blocks, out, stride, ahead);
     for (int row = kRows; row < num_rows; row += kRows)
       some_rows<Kernel, false>(num_rows - row, tile, x + size_t(row) * blocks, blocks,
-                               out + row * stride, stride);
+                               out + row * stride, stride, ahead);
   }
 }
 
@@ -258,16 +263,18 @@ void unpack_row(const Matrix& w, int row, float* out) {
 }
 
 void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch) {
+            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch,
+            Ahead& ahead) {
   const size_t block = size_t(first_row) * w.units();
   if (kind == kActInt16)
-    return quantised<Int8Int16>(w, x.int16 + block, num_rows, first_tile, num_tiles, out, stride);
+    return quantised<Int8Int16>(w, x.int16 + block, num_rows, first_tile, num_tiles, out, stride,
+                                ahead);
   if (kind == kActInt8 && w.type == WeightType::kQ4_1)
     return quantised<Int4Int8<WeightType::kQ4_1>>(w, x.int8 + block, num_rows, first_tile,
-                                                  num_tiles, out, stride);
+                                                  num_tiles, out, stride, ahead);
   if (kind == kActInt8)
     return quantised<Int4Int8<WeightType::kQ4_0>>(w, x.int8 + block, num_rows, first_tile,
-                                                  num_tiles, out, stride);
+                                                  num_tiles, out, stride, ahead);
   for (int i = 0; i < num_tiles; ++i) {
     unpack_tile(w, first_tile + i, scratch);
     float* y = out + i * kTileRows;

@@ -2,12 +2,14 @@
 // in the same order as its AVX2 twin, so the two tables give the same bits.
 #pragma once
 
+#include "ahead.h"
 #include "layout.h"
 
 namespace headwater::avx512_kernels {
 
 void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch);
+            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch,
+            Ahead& ahead);
 int64_t multiply(bool integer, int64_t rounds);
 void attend(const AttendBlock& work);
 void attend_bf16(const AttendBlock& work);  // needs BF16 as well

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "avx2_kernels.h"
 #include "avx512_kernels.h"
@@ -14,9 +15,11 @@ namespace headwater::avx512_kernels {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kMaxRows = 6;     // query rows in registers
-constexpr int kMaxVectors = 4;  // vectors of keys, or of head_dim, in registers
+constexpr int kMaxRows = 6;       // query rows in registers
+constexpr int kMaxVectors = 4;    // vectors of keys, or of head_dim, in registers
+constexpr int kTileQueries = 48;  // query rows that a block's keys are kept in the L1 cache for
 constexpr int kBlockVectors = kKeyBlock / kLanes;
+constexpr int kRowPairs = kKeyBlock / 2;
 constexpr float kUnseen = -std::numeric_limits<float>::infinity();
 
 using Pair = uint32_t;  // of bfloat16, the even element in the low half
@@ -52,15 +55,15 @@ inline void prefetch(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
 }
 
-inline __m512 add_pairs(Pair factors, __m512i pairs, __m512 sum) {
+[[gnu::always_inline]] inline __m512 add_pairs(Pair factors, __m512i pairs, __m512 sum) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(int(factors)), (__m512bh)pairs);
 }
 
 // Scores of V vectors of keys for R rows. kFirst: the first rows of a tile, for whom pages come
 // from memory; meanwhile the next vectors of keys and the values of these are fetched.
 template <bool kFirst, int R, int V>
-inline void score(const Pair* queries, const Vectors& vectors, int first, int ahead,
-                  const PageShape& shape, float* scores) {
+[[gnu::always_inline]] inline void score(const Pair* queries, const Vectors& vectors, int first,
+                                         int ahead, const PageShape& shape, float* scores) {
   const Pair* const* keys = vectors.keys + first;
   const int pairs = shape.head_dim / 2;
   __m512 acc[R][V];
@@ -143,20 +146,20 @@ void soften(float* scores, int first, int last, KeyRange keys, uint16_t* weights
 
 // V * 16 columns of the outputs of R rows over the keys of the block that some row sees.
 template <int R, int V>
-inline void weigh(const Vectors& vectors, KeyRange keys, int head_dim, const Pair* weights,
-                  int column, float* const* outputs) {
-  constexpr int kRow = kKeyBlock / 2;
+[[gnu::always_inline]] inline void weigh(const Vectors& vectors, KeyRange keys, int head_dim,
+                                         const Pair* weights, int column, float* const* outputs) {
   __m512 acc[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
-  const auto add = [&](int pair, const Pair* values, __m512i seen) {
+  // Not inlined it would keep the sums in memory.
+  const auto add = [&](int pair, const Pair* values, __m512i seen) __attribute__((always_inline)) {
     __m512i x[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v)
       x[v] = _mm512_and_si512(_mm512_loadu_si512(values + kLanes * v), seen);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-      const Pair p = weights[r * kRow + pair];
+      const Pair p = weights[r * kRowPairs + pair];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) acc[r][v] = add_pairs(p, x[v], acc[r][v]);
     }
@@ -184,14 +187,14 @@ inline void weigh(const Vectors& vectors, KeyRange keys, int head_dim, const Pai
       _mm512_storeu_ps(outputs[r] + column + kLanes * v, acc[r][v]);
 }
 
+// The weights of R rows, rounded, from their scores; their maximum and sum go to the partials.
 template <bool kFirst, int R>
-void attend_rows(const AttendBlock& work, int row, KeyRange keys) {
+[[gnu::noinline]] void weigh_keys(const AttendBlock& work, int row, KeyRange keys,
+                                  const Vectors& vectors, Pair* weights) {
   alignas(64) float scores[R * kKeyBlock];
-  alignas(64) Pair weights[R * kKeyBlock / 2];
   alignas(64) Pair queries[R * kMaxHeadDim / 2];
   const PageShape& shape = work.shape;
   const int head_dim = shape.head_dim, begin = work.block * kKeyBlock;
-  const Vectors vectors(work, keys);
   int v = keys.first_vector();
   const int end = keys.end_vector();
   if constexpr (kFirst)
@@ -206,13 +209,20 @@ void attend_rows(const AttendBlock& work, int row, KeyRange keys) {
     score<kFirst, R, kMaxVectors>(queries, vectors, v, ahead, shape, scores);
   }
   for (; v < end; ++v) score<kFirst, R, 1>(queries, vectors, v, v, shape, scores);
-  float* outputs[R];
   for (int r = 0; r < R; ++r) {
     float* partial = work.partials[row + r];
     soften(scores + r * kKeyBlock, work.first_key[row + r] - begin, work.last_key[row + r] - begin,
-           keys, reinterpret_cast<uint16_t*>(weights + r * kKeyBlock / 2), partial, partial + 1);
-    outputs[r] = partial + kPartialHead;
+           keys, reinterpret_cast<uint16_t*>(weights + r * kRowPairs), partial, partial + 1);
   }
+}
+
+// The outputs of R rows.
+template <int R>
+[[gnu::noinline]] void weigh_values(const AttendBlock& work, int row, KeyRange keys,
+                                    const Vectors& vectors, const Pair* weights) {
+  const int head_dim = work.shape.head_dim;
+  float* outputs[R];
+  for (int r = 0; r < R; ++r) outputs[r] = work.partials[row + r] + kPartialHead;
   int column = 0;
   for (; column + kMaxVectors * kLanes <= head_dim; column += kMaxVectors * kLanes)
     weigh<R, kMaxVectors>(vectors, keys, head_dim, weights, column, outputs);
@@ -220,15 +230,63 @@ void attend_rows(const AttendBlock& work, int row, KeyRange keys) {
     weigh<R, 1>(vectors, keys, head_dim, weights, column, outputs);
 }
 
-template <bool kFirst>
-void some_rows(const AttendBlock& work, int row, int count, KeyRange keys) {
+// Calls f with the count, 1 to kMaxRows, as a constant.
+template <class F>
+void with_rows(int count, F f) {
   switch (count) {
-    case 1: attend_rows<kFirst, 1>(work, row, keys); break;
-    case 2: attend_rows<kFirst, 2>(work, row, keys); break;
-    case 3: attend_rows<kFirst, 3>(work, row, keys); break;
-    case 4: attend_rows<kFirst, 4>(work, row, keys); break;
-    case 5: attend_rows<kFirst, 5>(work, row, keys); break;
-    default: attend_rows<kFirst, 6>(work, row, keys); break;
+    case 1: f(std::integral_constant<int, 1>()); break;
+    case 2: f(std::integral_constant<int, 2>()); break;
+    case 3: f(std::integral_constant<int, 3>()); break;
+    case 4: f(std::integral_constant<int, 4>()); break;
+    case 5: f(std::integral_constant<int, 5>()); break;
+    default: f(std::integral_constant<int, kMaxRows>()); break;
+  }
+}
+
+// The keys that rows [row, row + count) see; last < first: none.
+KeyRange seen_keys(const AttendBlock& work, int row, int count) {
+  const int begin = work.block * kKeyBlock;
+  KeyRange keys{kKeyBlock, -1};
+  for (int r = row; r < row + count; ++r) {
+    keys.first = std::min(keys.first, std::max(0, work.first_key[r] - begin));
+    keys.last = std::max(keys.last, std::min(kKeyBlock - 1, work.last_key[r] - begin));
+  }
+  return keys;
+}
+
+// Rows [row, row + count), at most kTileQueries: all scores first, then all outputs, so that either
+// the block's keys or its values stay in the L1 cache.
+void attend_tile(const AttendBlock& work, int row, int count) {
+  alignas(64) Pair weights[kTileQueries * kRowPairs];
+  const KeyRange all = seen_keys(work, row, count);
+  if (all.first > all.last) {
+    for (int r = row; r < row + count; ++r) work.partials[r][0] = kUnseen;
+    return;
+  }
+  const Vectors vectors(work, all);
+  KeyRange seen[kTileQueries / kMaxRows];
+  bool first = true;
+  for (int i = 0; i < count; i += kMaxRows) {
+    const int rows = std::min(kMaxRows, count - i);
+    const KeyRange keys = seen[i / kMaxRows] = seen_keys(work, row + i, rows);
+    Pair* own = weights + i * kRowPairs;
+    if (keys.first > keys.last)
+      for (int r = row + i; r < row + i + rows; ++r) work.partials[r][0] = kUnseen;
+    else
+      with_rows(rows, [&](auto constant) {
+        if (first)
+          weigh_keys<true, constant()>(work, row + i, keys, vectors, own);
+        else
+          weigh_keys<false, constant()>(work, row + i, keys, vectors, own);
+        first = false;
+      });
+  }
+  for (int i = 0; i < count; i += kMaxRows) {
+    const KeyRange keys = seen[i / kMaxRows];
+    if (keys.first <= keys.last)
+      with_rows(std::min(kMaxRows, count - i), [&](auto constant) {
+        weigh_values<constant()>(work, row + i, keys, vectors, weights + i * kRowPairs);
+      });
   }
 }
 
@@ -237,22 +295,8 @@ void some_rows(const AttendBlock& work, int row, int count, KeyRange keys) {
 void attend_bf16(const AttendBlock& work) {
   const PageShape& shape = work.shape;
   if (!shape.paired() || shape.page_size % kLanes || shape.head_dim % kLanes) return attend(work);
-  const int begin = work.block * kKeyBlock;
-  for (int row = 0; row < work.rows;) {
-    const int count = std::min(kMaxRows, work.rows - row);
-    KeyRange keys{kKeyBlock, -1};
-    for (int r = row; r < row + count; ++r) {
-      keys.first = std::min(keys.first, std::max(0, work.first_key[r] - begin));
-      keys.last = std::max(keys.last, std::min(kKeyBlock - 1, work.last_key[r] - begin));
-    }
-    if (keys.first > keys.last)
-      for (int r = row; r < row + count; ++r) work.partials[r][0] = kUnseen;
-    else if (row == 0)
-      some_rows<true>(work, row, count, keys);
-    else
-      some_rows<false>(work, row, count, keys);
-    row += count;
-  }
+  for (int row = 0; row < work.rows; row += kTileQueries)
+    attend_tile(work, row, std::min(kTileQueries, work.rows - row));
 }
 
 }  // namespace headwater::avx512_kernels

@@ -6,7 +6,7 @@
 namespace headwater::bf16_exp {
 
 constexpr float kLog2e = 1.44269504088896341f;
-constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the low bits
 constexpr float kLowest = -125.0f;     // 2^x below it counts as 0
 constexpr float kC0 = 0.999928073f;
 constexpr float kC1 = 0.693260986f;

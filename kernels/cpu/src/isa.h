@@ -5,6 +5,7 @@
 // its operations differently is another numeric mode and needs a name of its own.
 #pragma once
 
+#include "ahead.h"
 #include "layout.h"
 
 namespace headwater {
@@ -13,9 +14,11 @@ struct Isa {
   const char* name;
 
   // out[row * out_stride + i] = sum over columns of w[first_tile * 16 + i] * x[first_row + row],
-  // for i < num_tiles * 16. `scratch` holds 16 * cols floats.
+  // for i < num_tiles * 16. `scratch` holds 16 * cols floats. Some of `ahead` is
+  // fetched meanwhile.
   void (*linear)(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-                 int first_tile, int num_tiles, float* out, ptrdiff_t out_stride, float* scratch);
+                 int first_tile, int num_tiles, float* out, ptrdiff_t out_stride, float* scratch,
+                 Ahead& ahead);
   // One row of a matrix as floats.
   void (*unpack_row)(const Matrix& w, int row, float* out);
 

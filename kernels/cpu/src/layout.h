@@ -110,7 +110,13 @@ struct PageShape {
     return scaled() ? value_scales() + sizeof(float) * key_lanes() : key_scales();
   }
   size_t layer_bytes() const { return head_bytes() * num_kv_heads; }
-  size_t page_bytes() const { return layer_bytes() * num_layers; }
+  // From one page to the next. Large pages are padded, so that a layer's part of each falls into
+  // other cache sets than the last one's: of multiples of 4 KiB it would be the same few.
+  size_t page_bytes() const {
+    constexpr size_t kLarge = 1 << 17, kPeriod = 4096, kSkew = 33 * 64;
+    const size_t bytes = layer_bytes() * num_layers;
+    return bytes < kLarge ? bytes : (bytes + kPeriod - 1) / kPeriod * kPeriod + kSkew;
+  }
 };
 
 // Query rows that share a kv head and pages, against one key block.

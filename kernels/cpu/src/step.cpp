@@ -6,12 +6,14 @@
 #include <limits>
 
 #include "attention_plan.h"
+#include "fetch_plan.h"
 
 namespace headwater {
 namespace {
 
 constexpr int kChunkRows = 128;  // rows of one linear item: their activations stay in the L2 cache
 constexpr int kOutputFloats = 4096;
+constexpr int kMergedBlocks = 4;  // a tile's partials of so many stay in the L2 cache
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 int ceil_div(int n, int d) { return (n + d - 1) / d; }
@@ -31,7 +33,8 @@ class Step {
        const Result& result)
       : backend_(backend), isa_(backend.isa), model_(model), spec_(model.spec), kv_(kv),
         batch_(batch), result_(result), ws_(backend.workspace),
-        plan_(batch, spec_, kv.shape.page_size), group_(spec_.num_heads / spec_.num_kv_heads),
+        plan_(batch, spec_, kv.shape.page_size), fetches_(plan_, batch, kv, kv.shape.page_size),
+        group_(spec_.num_heads / spec_.num_kv_heads),
         partial_stride_(kPartialHead + spec_.head_dim) {}
 
   void run() {
@@ -66,7 +69,7 @@ class Step {
     for (ThreadScratch& scratch : ws_.threads) {
       scratch.output.reserve(kOutputFloats);
       scratch.weights.reserve(size_t(widest) * kTileRows);
-      scratch.partials.reserve(size_t(2) * queries * partial_stride_);
+      scratch.partials.reserve(size_t(1 + kMergedBlocks) * queries * partial_stride_);
       scratch.best.reserve(batch_.num_top);
       scratch.queries.resize(queries);
       scratch.blocks.resize(queries);
@@ -101,23 +104,48 @@ class Step {
     return std::clamp(tiles / (backend_.pool.threads() * 8), 1, most);
   }
 
-  void add_linear(const Acts& x, int rows, std::vector<Product> products) {
+  void add_linear(const Acts& x, int rows, std::vector<Product> products, FetchPart part = {}) {
     int tiles = 0;
     for (const Product& p : products) tiles += p.w->tiles();
     const int per_item = tiles_per_item(tiles, rows);
     int items = 0;
     for (const Product& p : products) items += ceil_div(p.w->tiles(), per_item);
-    region_->add(items * ceil_div(rows, kChunkRows),
+    const int all_items = items * ceil_div(rows, kChunkRows);
+    region_->add(all_items,
                  [=, this, products = std::move(products)](int item, int thread) {
                    const int first_row = item / items * kChunkRows;
+                   const int num_rows = std::min(kChunkRows, rows - first_row);
                    int index = item % items;
                    const Product* p = products.data();
                    for (int n; index >= (n = ceil_div(p->w->tiles(), per_item)); ++p) index -= n;
                    const int tile = index * per_item;
-                   product(*p, x, first_row, std::min(kChunkRows, rows - first_row), tile,
-                           std::min(per_item, p->w->tiles() - tile), thread);
+                   const int tiles = std::min(per_item, p->w->tiles() - tile);
+                   Ahead ahead =
+                       fetches_.share(part, item, all_items, chances(*p->w, num_rows, tiles));
+                   product(*p, x, first_row, num_rows, tile, tiles, thread, ahead);
                  });
   }
+
+  // How often a product of that size could fetch something.
+  static int chances(const Matrix& w, int rows, int tiles) {
+    return tiles * w.units() * ceil_div(rows, 8);
+  }
+
+  // The part of the pages of `layer` that is fetched by a product which begins after `before`
+  // weights of those since the last attention, and has `own` of them.
+  FetchPart part(int layer, double before, double own) const {
+    if (layer == spec_.num_layers || model_.layers[layer].window) return {};
+    double all = qkv_weights(layer);
+    if (layer) all += o_weights(layer - 1) + mlp_weights(layer - 1);
+    return {layer, before / all, (before + own) / all};
+  }
+  static double weights(const Matrix& w) { return double(w.rows) * w.cols; }
+  double qkv_weights(int layer) const {
+    const Layer& l = model_.layers[layer];
+    return weights(l.q) + weights(l.k) + weights(l.v);
+  }
+  double o_weights(int layer) const { return weights(model_.layers[layer].o); }
+  double mlp_weights(int layer) const { return 3 * weights(model_.layers[layer].down); }
 
   void add_layer(int index) {
     const Layer& layer = model_.layers[index];
@@ -133,37 +161,45 @@ class Step {
     add_linear(acts(ws_.normed, hidden_stride_), tokens,
                {{&layer.q, bias(layer.q_bias), qkv, qkv_stride_, false},
                 {&layer.k, bias(layer.k_bias), qkv + heads, qkv_stride_, false},
-                {&layer.v, bias(layer.v_bias), qkv + heads + kv, qkv_stride_, false}});
+                {&layer.v, bias(layer.v_bias), qkv + heads + kv, qkv_stride_, false}},
+               part(index, index ? o_weights(index - 1) + mlp_weights(index - 1) : 0,
+                    qkv_weights(index)));
     add_rows(tokens, [this, index](int row, int) { position(index, row); });
     region_->add(int(plan_.items.size()),
                  [this, index](int item, int thread) { attend(index, plan_.items[item], thread); });
     add_rows(tokens, [this, &layer](int row, int thread) { gather(row, kind(layer.o), thread); });
     add_linear(acts(ws_.attention, attention_stride_), tokens,
-               {{&layer.o, bias(layer.o_bias), ws_.x.data(), hidden_stride_, true}});
+               {{&layer.o, bias(layer.o_bias), ws_.x.data(), hidden_stride_, true}},
+               part(index + 1, 0, o_weights(index)));
 
     const int mlp_kinds = kind(layer.gate) | kind(layer.up);
     add_rows(tokens, [this, &layer, mlp_kinds](int row, int) {
       norm(row, row, layer.mlp_norm, mlp_kinds);
     });
-    add_gated(layer);
+    const double o = o_weights(index), mlp = mlp_weights(index);
+    add_gated(layer, part(index + 1, o, mlp * 2 / 3));
     add_rows(tokens, [this, &layer](int row, int) {
       quantise(ws_.hidden.data() + size_t(row) * inner_stride_, row, inner_stride_,
                kind(layer.down));
     });
     add_linear(acts(ws_.hidden, inner_stride_), tokens,
-               {{&layer.down, nullptr, ws_.x.data(), hidden_stride_, true}});
+               {{&layer.down, nullptr, ws_.x.data(), hidden_stride_, true}},
+               part(index + 1, o + mlp * 2 / 3, mlp / 3));
   }
 
   // hidden = silu(gate x) * (up x)
-  void add_gated(const Layer& layer) {
+  void add_gated(const Layer& layer, FetchPart part) {
     const int rows = batch_.num_tokens, tiles = layer.gate.tiles();
     const int per_item = tiles_per_item(tiles, rows);
     const int items = ceil_div(tiles, per_item);
-    region_->add(items * ceil_div(rows, kChunkRows), [=, this, &layer](int item, int thread) {
+    const int all_items = items * ceil_div(rows, kChunkRows);
+    region_->add(all_items, [=, this, &layer](int item, int thread) {
       const int first_row = item / items * kChunkRows;
-      const int tile = item % items * per_item;
-      gated(layer, first_row, std::min(kChunkRows, rows - first_row), tile,
-            std::min(per_item, tiles - tile), thread);
+      const int num_rows = std::min(kChunkRows, rows - first_row);
+      const int tile = item % items * per_item, count = std::min(per_item, tiles - tile);
+      Ahead ahead =
+          fetches_.share(part, item, all_items, 2 * chances(layer.gate, num_rows, count));
+      gated(layer, first_row, num_rows, tile, count, thread, ahead);
     });
   }
 
@@ -212,19 +248,19 @@ class Step {
   }
 
   void product(const Product& p, const Acts& x, int first_row, int num_rows, int first_tile,
-               int num_tiles, int thread) {
+               int num_tiles, int thread, Ahead& ahead) {
     ThreadScratch& scratch = ws_.threads[thread];
     const int column = first_tile * kTileRows, width = num_tiles * kTileRows;
     const int cols = std::min(width, p.w->rows - column);
     float* out = p.out + first_row * p.stride + column;
     if (!p.add && !p.bias && cols == width) {
       isa_.linear(*p.w, kind(*p.w), x, first_row, num_rows, first_tile, num_tiles, out, p.stride,
-                  scratch.weights.data());
+                  scratch.weights.data(), ahead);
       return;
     }
     float* y = scratch.output.data();
     isa_.linear(*p.w, kind(*p.w), x, first_row, num_rows, first_tile, num_tiles, y, width,
-                scratch.weights.data());
+                scratch.weights.data(), ahead);
     for (int r = 0; r < num_rows; ++r, y += width, out += p.stride) {
       if (p.bias)
         for (int c = 0; c < cols; ++c) y[c] += p.bias[column + c];
@@ -233,16 +269,16 @@ class Step {
   }
 
   void gated(const Layer& layer, int first_row, int num_rows, int first_tile, int num_tiles,
-             int thread) {
+             int thread, Ahead& ahead) {
     ThreadScratch& scratch = ws_.threads[thread];
     const Acts x = acts(ws_.normed, hidden_stride_);
     const int width = num_tiles * kTileRows;
     float* gate = scratch.output.data();
     float* up = gate + num_rows * width;
     isa_.linear(layer.gate, kind(layer.gate), x, first_row, num_rows, first_tile, num_tiles, gate,
-                width, scratch.weights.data());
+                width, scratch.weights.data(), ahead);
     isa_.linear(layer.up, kind(layer.up), x, first_row, num_rows, first_tile, num_tiles, up, width,
-                scratch.weights.data());
+                scratch.weights.data(), ahead);
     isa_.silu_mul(gate, up, num_rows * width, gate);
     const int column = first_tile * kTileRows;
     const int cols = std::min(width, spec_.intermediate_size - column);
@@ -348,15 +384,24 @@ class Step {
       attend_all(work, tile, scratch, item.kv_head);
   }
 
-  // All key blocks of a tile in ascending order.
+  // All key blocks of a tile in ascending order, some at a time.
   void attend_all(AttendBlock& work, const QueryTile& tile, ThreadScratch& scratch, int kv_head) {
-    float* states = scratch.partials.data() + size_t(work.rows) * partial_stride_;
+    const ptrdiff_t row_stride = ptrdiff_t(kMergedBlocks) * partial_stride_;
+    float* partials = scratch.partials.data();
+    float* states = partials + work.rows * row_stride;
     for (int r = 0; r < work.rows; ++r) clear(states + size_t(r) * partial_stride_);
-    for (work.block = work.first_key[0] / kKeyBlock; work.block < tile.end_block; ++work.block) {
-      isa_.attend(work);
+    for (int first = work.first_key[0] / kKeyBlock; first < tile.end_block;) {
+      const int count = std::min(kMergedBlocks, tile.end_block - first);
+      for (int i = 0; i < count; ++i) {
+        for (int r = 0; r < work.rows; ++r)
+          scratch.blocks[r] = partials + r * row_stride + i * partial_stride_;
+        work.block = first + i;
+        isa_.attend(work);
+      }
       for (int r = 0; r < work.rows; ++r)
-        isa_.merge(states + size_t(r) * partial_stride_, work.partials[r], 1, partial_stride_,
-                   spec_.head_dim);
+        isa_.merge(states + size_t(r) * partial_stride_, partials + r * row_stride, count,
+                   partial_stride_, spec_.head_dim);
+      first += count;
     }
     for (int r = 0; r < work.rows; ++r)
       isa_.finish(states + size_t(r) * partial_stride_, spec_.head_dim,
@@ -409,6 +454,7 @@ class Step {
   const Result& result_;
   Workspace& ws_;
   const AttentionPlan plan_;
+  const FetchPlan fetches_;
   const int group_;
   const int partial_stride_;
   int hidden_stride_ = 0, inner_stride_ = 0, attention_stride_ = 0, qkv_stride_ = 0;

@@ -1,0 +1,43 @@
+#include "fetch_plan.h"
+
+#include <algorithm>
+
+namespace headwater {
+namespace {
+
+constexpr int kMinRows = 8;  // products of fewer rows wait for memory themselves
+constexpr int kMaxPace = 4;
+
+}  // namespace
+
+FetchPlan::FetchPlan(const AttentionPlan& plan, const Batch& batch, const KVPool& kv,
+                     int page_size)
+    : layer_bytes_(ptrdiff_t(kv.shape.layer_bytes())) {
+  if (batch.num_tokens < kMinRows) return;
+  std::vector<int32_t> ids;
+  for (const AttendItem& item : plan.items) {
+    if (item.block < 0 || item.kv_head) continue;
+    const QueryTile& tile = plan.tiles[item.tile];
+    const int seen = (batch.seq_lens[tile.seq] + page_size - 1) / page_size;
+    const int per_block = kKeyBlock / page_size, first = item.block * per_block;
+    const int32_t* table = batch.page_table + size_t(tile.seq) * batch.max_pages;
+    ids.insert(ids.end(), table + first, table + std::min(first + per_block, seen));
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  for (const int32_t id : ids) pages_.push_back(kv.page(id));
+}
+
+Ahead FetchPlan::share(const FetchPart& part, int item, int items, int chances) const {
+  if (part.layer < 0 || pages_.empty()) return {};
+  const int lines = int(layer_bytes_ / Ahead::kLine);
+  const double all = double(pages_.size()) * lines, width = (part.end - part.begin) / items;
+  const auto begin = ptrdiff_t(all * (part.begin + width * item));
+  const auto end = std::min(ptrdiff_t(all), ptrdiff_t(all * (part.begin + width * (item + 1))));
+  const int left = int(end - begin);
+  if (left <= 0) return {};
+  return {pages_.data() + begin / lines, layer_bytes_ * part.layer, lines, int(begin % lines), left,
+          std::clamp((left + chances - 1) / chances, 1, kMaxPace)};
+}
+
+}  // namespace headwater

@@ -1,0 +1,33 @@
+// Which pages the next attention reads from memory, and which product fetches which of them.
+#pragma once
+
+#include <vector>
+
+#include "ahead.h"
+#include "attention_plan.h"
+#include "step.h"
+
+namespace headwater {
+
+// A layer's pages from the fraction `begin` to the fraction `end` of their lines.
+struct FetchPart {
+  int layer = -1;  // -1: nothing
+  double begin = 0;
+  double end = 0;
+};
+
+// Products of many rows leave the memory idle, which attention of few rows waits for: meanwhile the
+// pages of sequences with few new tokens are fetched, of all kv heads.
+class FetchPlan {
+ public:
+  FetchPlan(const AttentionPlan& plan, const Batch& batch, const KVPool& kv, int page_size);
+
+  // Item `item` of `items` of the product that fetches `part`, and has `chances` to.
+  Ahead share(const FetchPart& part, int item, int items, int chances) const;
+
+ private:
+  std::vector<const uint8_t*> pages_;
+  ptrdiff_t layer_bytes_;
+};
+
+}  // namespace headwater
