@@ -8,7 +8,14 @@ import pytest
 from engine.api import EngineOverloaded
 from engine.overload import Backlog, QueueBounds
 from engine.stats import EngineLoad
-from engine.types import EngineRequest, Prompt, SamplingParams, Started, pack_tokens
+from engine.types import (
+    SHARED_TENANT,
+    EngineRequest,
+    Prompt,
+    SamplingParams,
+    Started,
+    pack_tokens,
+)
 from tests.engine.scheduling.simulated import Simulation
 
 LOAD = EngineLoad(prefill_tokens_per_s=1000.0, free_places=100)
@@ -55,10 +62,10 @@ def test_what_would_come_after_the_time_promised_is_refused() -> None:
 def test_looking_counts_nothing() -> None:
     queue = backlog(2000.0)
     for _ in range(100):
-        queue.check(Prompt("", 1.0, 0, 100), 0)
+        queue.check(Prompt(SHARED_TENANT, 1.0, 0, 100), 0)
     assert fill(queue, 100) == 15
     with pytest.raises(EngineOverloaded) as looked:
-        queue.check(Prompt("", 1.0, 0, 100), 15)
+        queue.check(Prompt(SHARED_TENANT, 1.0, 0, 100), 15)
     assert looked.value.retry_after_s == refusal(queue, request("late"), 15).retry_after_s
 
 
