@@ -128,6 +128,8 @@ def parse_size(option: str, text: str, *, binary: bool) -> float:
     match = _SIZE.fullmatch(text.strip().removesuffix("/s"))
     if match is None or not float(match[1]):
         raise PlanError(f"{option} {text!r} is no size; write it like 80GiB or 3.35TB.")
+    if binary and not match[2]:
+        raise PlanError(f"{option} {text!r}: say also the unit, like {text.strip()}GiB.")
     step = 1024 if match[3] or binary else 1000
     return float(match[1]) * float(step) ** _POWERS.index(match[2].lower() or " ")
 

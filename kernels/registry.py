@@ -65,7 +65,7 @@ def _triton(exact: bool) -> Backend[Any, Any]:
     """Whether there is a GPU is asked of the driver, so that torch is not loaded for a no."""
     if not _has_gpu():
         raise BackendUnavailable(
-            "No CUDA device: the driver (libcuda.so.1) shows none; `nvidia-smi` says more."
+            "No CUDA device: there is no NVIDIA driver (libcuda.so.1), or it shows none."
         )
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:

@@ -10,11 +10,14 @@ A page is in one tier at a time: on the device, on disk, or on its way back, whe
 nothing else leads to it. Only `read` may be called on another thread.
 """
 
+import errno
+import logging
 import mmap
 import os
 import secrets
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,9 @@ _WEIGHT: Final = 0.1
 _FILES: Final = "disk-"
 _MOST_ROOTS: Final = 65_536
 """Namespaces, salts among them; with one more, all begins anew."""
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_log = logging.getLogger(__name__)
 
 
 class Device(Protocol):
@@ -105,8 +111,9 @@ class DiskTier:
         self._path: Path | None = None
         if keep and folder is not None:
             self._path = folder / f"{_FILES}{secrets.token_hex(8)}"
-        self._memory = self._map(self._open(folder), num_slots * page_bytes)
+        self._map(self._open(folder), num_slots * page_bytes)
         self._free = list(range(num_slots))
+        self._without_room: list[int] = []
         self._ids = np.zeros(num_device_pages, dtype=np.int64)
         self._next_id = 1
         self._roots: dict[Namespace, int] = {}
@@ -128,10 +135,12 @@ class DiskTier:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         return os.fdopen(descriptor, "r+b")
 
-    def _map(self, file: IO[bytes], num_bytes: int) -> mmap.mmap:
+    def _map(self, file: IO[bytes], num_bytes: int) -> None:
         with file:
             file.truncate(num_bytes)
-            return mmap.mmap(file.fileno(), num_bytes)
+            self._memory = mmap.mmap(file.fileno(), num_bytes)
+            self._file = os.dup(file.fileno())
+            weakref.finalize(self._memory, os.close, self._file)
 
     @property
     def page_ms(self) -> float:
@@ -274,7 +283,7 @@ class DiskTier:
             if former.stat().st_size != num_bytes:
                 return "its file is cut off"
             former.replace(self._path)
-            self._memory = self._map(self._path.open("r+b"), num_bytes)
+            self._map(self._path.open("r+b"), num_bytes)
         except OSError as error:
             return f"its file cannot be read: {error.strerror or error}"
         self._next_id = book.next_id
@@ -304,13 +313,14 @@ class DiskTier:
             self._forget(each)
         if self._path is not None:
             for left in self._path.parent.glob(f"{_FILES}*"):
-                if left != self._path:
+                if left != self._path and not left.is_dir():
                     left.unlink(missing_ok=True)
         return len(lost)
 
     def clear(self) -> None:
         """Forget everything on disk, and what leads there from the device."""
         self._free = list(range(len(self._memory) // self._page_bytes))
+        self._without_room.clear()
         self._records.clear()
         self._below.clear()
         self._returning.clear()
@@ -321,7 +331,7 @@ class DiskTier:
     def differences(self) -> Iterator[str]:
         """Every way in which the tier's own books disagree."""
         slots = [record.slot for record in self._records.values()]
-        slots += [*self._returning.values(), *self._free]
+        slots += [*self._returning.values(), *self._free, *self._without_room]
         if sorted(slots) != list(range(len(self._memory) // self._page_bytes)):
             yield "disk: a slot is lost, or held twice"
         linked = {
@@ -378,18 +388,41 @@ class DiskTier:
             self._adopt(own, known)
             return known
         own = own or self._new_id()
-        if not self._free:
-            self._make_room(own, parent)
-        if not self._free:
+        slot = self._take_slot(own, parent)
+        if slot is None:
             self._orphan(own)
             return 0
-        slot = self._free.pop()
         data = self._device.export_page(page)
         self._memory[slot * self._page_bytes : (slot + 1) * self._page_bytes] = data
         checksum = xxhash.xxh3_64_intdigest(data)
         self._records[own] = _Record(parent, tokens, slot, checksum)
         self._below.setdefault(parent, {})[tokens] = own
         return own
+
+    def _take_slot(self, *kept: int) -> int | None:
+        """A place for a page, if need be that of the page kept longest; never one of these."""
+        if not self._free:
+            self._make_room(*kept)
+        elif not self._reserve(self._free[-1]):
+            self._without_room.append(self._free.pop())
+            num_free = len(self._free)
+            self._make_room(*kept)
+            if len(self._free) == num_free:
+                return None
+        return self._free.pop() if self._free else None
+
+    def _reserve(self, slot: int) -> bool:
+        """Whether the file system has room for a place of the file. The file is sparse: to write
+        where there is none would end the process by SIGBUS."""
+        try:
+            os.posix_fallocate(self._file, slot * self._page_bytes, self._page_bytes)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                return True  # it cannot say
+            if not self._without_room:
+                _log.warning("the second tier keeps only what fits: %s", error.strerror)
+            return False
+        return True
 
     def _make_room(self, *kept: int) -> None:
         """Drop the page kept longest, but none that leads to one of these."""

@@ -250,7 +250,7 @@ def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
     if error.status_code == 405:
         return ApiError(
             405,
-            f"{where} is not allowed; the Allow header says what is.",
+            f"{where} is not allowed; use {(error.headers or {}).get('Allow', 'another method')}.",
             code="method_not_allowed",
             headers=error.headers,
         )

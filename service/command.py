@@ -254,7 +254,8 @@ def _ready(settings: Settings, sock: socket, started_s: float) -> Callable[[], N
 
     def say() -> None:
         scheme = "http" if settings.tls_cert is None else "https"
-        _say(f"ready on {scheme}://{host}:{port} in {time.monotonic() - started_s:.1f} s")
+        at = f"{scheme}://{host}:{port}"
+        _say(f"ready on {at} in {time.monotonic() - started_s:.1f} s; look at {at}/dashboard")
 
     return say
 

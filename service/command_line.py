@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from service.config import Limits, Settings, SettingsError, check_settings
@@ -134,6 +135,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     parser = argparse.ArgumentParser(
         prog="headwater", description="Streams language models to agents."
     )
+    parser.add_argument("--version", action="version", version=f"headwater {version('headwater')}")
     commands = parser.add_subparsers(required=True, dest="command")
     commands.add_parser("plan", help="what a model needs and how fast it can be, from its header")
     key = commands.add_parser("key", help="make an API key for a tenant and its entry for --keys")

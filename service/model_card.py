@@ -39,7 +39,8 @@ class ModelCard:
         if name not in self.names and name != DEFAULT_NAME:
             raise ApiError(
                 404,
-                f"The model {name!r} does not exist; this server serves {self.id!r}.",
+                f"The model {name!r} does not exist; this server serves {self.id!r}, also as "
+                f"{DEFAULT_NAME!r}; --served-model-name gives it other names.",
                 code="model_not_found",
                 param="model",
             )

@@ -59,20 +59,23 @@ class Room:
         self.tokens += other.tokens
         self.ms += other.ms
 
-    def take(self, past: int, want: int) -> int:
-        """Use the room for as many of `want` tokens behind `past` others as fit; how many."""
+    def take(self, past: int, want: int, *, begun: bool = False) -> int:
+        """Use the room for as many of `want` tokens behind `past` others as fit; how many.
+        `begun`: they make a chunk longer that is computed anyway, and has read what is behind."""
         length = min(want, self.tokens)
         if length > 0 and math.isfinite(self.ms):
-            length = min(length, self._fitting(past))
-            self.ms -= self.model.chunk_ms(past, length)
+            reading_ms = 0.0 if begun else self.model.reading_ms(past)
+            length = min(length, self._fitting(past, self.ms - reading_ms))
+            if length:
+                self.ms -= reading_ms + self.model.longer_ms(past, length)
         self.tokens -= length
         return length
 
-    def _fitting(self, past: int) -> int:
-        """The longest chunk that costs at most `ms`: the root of a square."""
+    def _fitting(self, past: int, ms: float) -> int:
+        """The most tokens that make a chunk so much longer: the root of a square."""
         square = self.model.pair_ms / 2
         linear = self.model.token_ms + self.model.pair_ms * (past + 0.5)
-        left = max(0.0, self.ms)
+        left = max(0.0, ms)
         return int(2 * left / (linear + math.sqrt(linear * linear + 4 * square * left)))
 
 
@@ -150,8 +153,10 @@ class ItlController:
     def learn_span(self, start: int, end: int, took_ms: float) -> None:
         """A step of tokens [start, end) of one sequence took so long."""
         length = end - start
-        pairs = num_pairs(start, length) if length > 1 else 0
-        self.model.learn(StepWork(1, length, end if length == 1 else 0, pairs), took_ms)
+        work = StepWork(1, 1, keys=end)
+        if length > 1:
+            work = StepWork(1, length, pairs=num_pairs(start, length), read=start)
+        self.model.learn(work, took_ms)
 
     def itl_ms(self, quantile: float) -> float:
         """A quantile of the last steps of running streams; 0 without any."""

@@ -46,4 +46,4 @@ def _fill(shares: list[int], order: list[int], claims: Sequence[Claim], room: Ro
             return
         claim = claims[index]
         done = shares[index]
-        shares[index] += room.take(claim.past + done, claim.want - done)
+        shares[index] += room.take(claim.past + done, claim.want - done, begun=done > 0)

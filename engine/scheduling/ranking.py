@@ -32,9 +32,12 @@ class Ranking:
         return self.fairness.served(tenant)
 
     def watch(self, oldest: Iterable[Request], now_ns: int) -> None:
-        """Once somebody has waited half of the time it was promised, all go by age."""
-        late_ns = now_ns - self.ttft_target_ms * 1e6 / 2
-        self.by_size = not self.ttft_target_ms or all(r.arrival_ns > late_ns for r in oldest)
+        """While somebody has waited half of the time it was promised, all go by age; not for one
+        that has waited all of it, whose promise nobody's patience mends."""
+        promised_ns = self.ttft_target_ms * 1e6
+        self.by_size = not any(
+            promised_ns / 2 <= now_ns - request.arrival_ns < promised_ns for request in oldest
+        )
 
     def age(self, request: Request) -> Rank:
         """The order by age."""

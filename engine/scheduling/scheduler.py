@@ -320,7 +320,8 @@ def _with_forced(decodes: Sequence[Request], room: Room) -> list[tuple[Request, 
     """What each stream computes: its own token, which the room is made for, and forced ones."""
     half = room.halve()
     wanted = [
-        (r, 1 + half.take(r.num_computed_tokens + 1, r.num_uncomputed_tokens - 1)) for r in decodes
+        (r, 1 + half.take(r.num_computed_tokens + 1, r.num_uncomputed_tokens - 1, begun=True))
+        for r in decodes
     ]
     room.take_back(half)
     return wanted

@@ -27,17 +27,18 @@ _FIRST_ERROR: Final = 0.2
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """What a step computes, in the units of the model: rows of logits, new tokens, keys read by
-    chunks of one token, and query-key pairs of longer chunks."""
+    chunks of one token, and of longer chunks query-key pairs, and keys read once by all of one."""
 
     rows: int = 0
     tokens: int = 0
     keys: int = 0
     pairs: int = 0
+    read: int = 0
 
     @staticmethod
     def of(chunks: Iterable[ScheduledChunk]) -> "StepWork":
         """The work of a plan."""
-        rows = tokens = keys = pairs = 0
+        rows = tokens = keys = pairs = read = 0
         for chunk in chunks:
             length = chunk.end - chunk.start
             tokens += length
@@ -46,7 +47,8 @@ class StepWork:
                 keys += chunk.end
             else:
                 pairs += num_pairs(chunk.start, length)
-        return StepWork(rows, tokens, keys, pairs)
+                read += chunk.start
+        return StepWork(rows, tokens, keys, pairs, read)
 
 
 def num_pairs(past: int, length: int) -> int:
@@ -61,6 +63,9 @@ class StepTimeModel:
     is learned anew from few steps. One stray step moves it by three of its usual errors at most;
     several in a row on one side make it doubt all it knows, so that a machine that has become
     slower or faster is followed within a few steps.
+
+    A longer chunk reads a key as a lone token does; what that costs is learned from lone tokens
+    alone, as the chunks of one prompt are too alike to tell it from the cost of their pairs.
 
     Numbers and short lists, no arrays: this runs in every step, and five by five is too little
     for them to pay.
@@ -104,13 +109,22 @@ class StepTimeModel:
 
     def chunk_ms(self, past: int, length: int) -> float:
         """Computing so many tokens behind `past` others, in a step that is made anyway."""
+        return self.reading_ms(past) + self.longer_ms(past, length)
+
+    def reading_ms(self, past: int) -> float:
+        """What a chunk behind so many tokens takes before its first one."""
+        return past * self.key_ms
+
+    def longer_ms(self, past: int, length: int) -> float:
+        """So many tokens more in a chunk that is computed anyway, with `past` before them."""
         pairs = length * past + length * (length + 1) / 2
         return length * self.token_ms + pairs * self.pair_ms
 
     def predict(self, work: StepWork) -> float:
         """Milliseconds from the last step's tokens to those of a step with this work."""
         fixed, row, token, key, pair = self._cost
-        return fixed + row * work.rows + token * work.tokens + key * work.keys + pair * work.pairs
+        keys = work.keys + work.read
+        return fixed + row * work.rows + token * work.tokens + key * keys + pair * work.pairs
 
     def learn(self, work: StepWork, took_ms: float) -> None:
         """Take in one step, O(1)."""

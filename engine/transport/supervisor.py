@@ -44,8 +44,8 @@ class Supervision:
     """When an engine counts as hung, and how often one is started again.
 
     `step_limit_s` is the longest silence: above the longest honest step. Loading the model may
-    take the longer of it and `load_limit_s`. The engine that dies
-    once more than `max_restarts` times within `window_s` stays dead.
+    take the longer of it and `load_limit_s`. The engine that dies once more than `max_restarts`
+    times within `window_s` stays dead.
     """
 
     step_limit_s: float = 120.0

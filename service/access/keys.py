@@ -92,7 +92,9 @@ def key_entry(hash: str, tenant: str, admin: bool) -> str:
     try:
         msgspec.convert({"hash": hash, "tenant": tenant}, _Key)
     except msgspec.ValidationError as error:
-        raise KeyFileError(f"{tenant!r} cannot be a tenant's name: {error}.") from error
+        raise KeyFileError(
+            f"{tenant!r} cannot be a tenant's name: use letters, digits, '_', '.', ':' and '-'."
+        ) from error
     lines = ["[[keys]]", f'hash = "{hash}"', f'tenant = "{tenant}"', *["admin = true"] * admin]
     return "\n".join(lines) + "\n"
 

@@ -85,7 +85,7 @@ class KnownFields:
                 message = f"Unknown parameter: '{shown}'. Did you mean '{meant}'?"
                 raise invalid(shown, message, "unknown_parameter")
         told = ", ".join(repr(name[:64]) for name in others[:MAX_TOLD])
-        log.info("%d fields of the body are not known and ignored: %s", len(others), told)
+        log.info("unknown fields of the body, %d, are ignored: %s", len(others), told)
 
     def _meant(self, name: str) -> str | None:
         if name in self.meant:

@@ -1,6 +1,9 @@
 """The open connections of one server, and the one rule for clients that do not read."""
 
+import array
 import asyncio
+import fcntl
+import termios
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +14,10 @@ CHECKS_PER_STALL = 4
 
 class WatchedTransport(asyncio.Transport):
     """A transport that is aborted once its client has taken no byte for `write_stall_s` while
-    bytes wait for it, whatever protocol writes them and also after `close`.
+    bytes wait for it here, whatever protocol writes them and also after `close`.
 
-    Bytes that the kernel has taken count as the client's; it holds `send_buffer_bytes` at most.
+    What the client's machine has acknowledged counts as taken: the kernel asks for more only when
+    a third of its buffer is free, which takes a slow reader longer than that.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class WatchedTransport(asyncio.Transport):
         if not waiting:
             self._check = None
             return
-        taken = self._num_written - waiting
+        taken = self._num_written - waiting - self._num_unacknowledged()
         self._num_checks = 0 if taken > self._num_taken else self._num_checks + 1
         self._num_taken = taken
         if self._num_checks >= CHECKS_PER_STALL:
@@ -50,6 +54,15 @@ class WatchedTransport(asyncio.Transport):
             self._transport.abort()
         else:
             self._check = self._loop.call_later(self._pause_s, self._look)
+
+    def _num_unacknowledged(self) -> int:
+        """Bytes that the kernel holds; over TLS a little more than was written for them."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return 0
+        queued = array.array("i", [0])
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, queued)
+        return queued[0]
 
     def get_write_buffer_size(self) -> int:
         """Bytes that neither the client nor the kernel has taken."""

@@ -83,8 +83,10 @@ async def send_choices(
     records: Sequence[RequestRecord],
     limits: Limits,
 ) -> None:
-    """As `send_events`, for generations side by side: until all have ended, or one has failed."""
+    """As `send_events`, for generations side by side: until all have ended, or one has failed,
+    after which nothing is said of the others."""
     num_running = len(choices)
+    failure: tuple[Failed, int] | None = None
 
     async def say(line: _Line) -> None:
         for index, event in enumerate(first):
@@ -92,6 +94,9 @@ async def send_choices(
         async with anyio.create_task_group() as tasks:
             for index, events in enumerate(choices):
                 tasks.start_soon(say_choice, line, events, index, tasks.cancel_scope)
+        if failure is not None:
+            line.ended = True
+            await write(line, *failure)
 
     async def say_choice(
         line: _Line,
@@ -99,16 +104,18 @@ async def send_choices(
         index: int,
         all_choices: anyio.CancelScope,
     ) -> None:
-        nonlocal num_running
+        nonlocal num_running, failure
         async for event in events:
-            failed = isinstance(event, Failed)
-            if isinstance(event, _ENDS):
-                num_running -= 1
-                line.ended = failed or not num_running
-            await write(line, event, index)
-            if failed:
+            if failure is not None:
+                return
+            if isinstance(event, Failed):
+                failure = event, index
                 all_choices.cancel()
                 return
+            if isinstance(event, _ENDS):
+                num_running -= 1
+                line.ended = not num_running
+            await write(line, event, index)
 
     async def write(line: _Line, event: Event, index: int) -> None:
         if frame := encoder.encode(event, index):

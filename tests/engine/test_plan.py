@@ -134,11 +134,16 @@ def test_a_broken_config_is_one_sentence(
         ("3.35TB", False, 3.35e12),
         ("990T", False, 990e12),
         ("2TB/s", False, 2e12),
-        ("100", True, 100),
+        ("100", False, 100),
     ],
 )
 def test_sizes(text: str, binary: bool, number: float) -> None:
     assert parse_size("--x", text, binary=binary) == pytest.approx(number)
+
+
+def test_memory_needs_a_unit() -> None:
+    with pytest.raises(PlanError, match="80GiB"):
+        parse_size("--memory", "80", binary=True)
 
 
 def test_no_size_is_refused() -> None:

@@ -1,5 +1,7 @@
 """The second tier: what is evicted comes back as it was, through its own prefix only."""
 
+import errno
+import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -117,6 +119,29 @@ def test_what_was_evicted_comes_back() -> None:
     assert machine.cache.peek(A, as_array(TWO)) == 16, "its end went out for it"
     assert len(machine.tier) == 4
     assert machine.keep(A, TWO) == 32
+    machine.cache.audit()
+
+
+def test_where_the_file_system_is_full_the_tier_keeps_what_fits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, the first page too many ended the process by SIGBUS."""
+
+    def reserve(file: int, offset: int, num_bytes: int) -> None:
+        if offset >= 8 * PAGE_BYTES:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    machine, rng = Machine(), random.Random(6)
+    prompts = [[rng.randrange(99) for _ in range(32)] for _ in range(20)]
+    for tokens in prompts * 3:
+        machine.keep(A, tokens)
+    assert 0 < len(machine.tier) <= 8
+    assert [record.message for record in caplog.records] == [
+        "the second tier keeps only what fits: No space left on device"
+    ]
+    machine.cache.flush()
+    assert not len(machine.tier)
     machine.cache.audit()
 
 

@@ -1,5 +1,6 @@
 """Chat with several choices, and every field that reaches the engine."""
 
+import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -126,6 +127,22 @@ def test_one_choice_that_fails_fails_the_answer_and_ends_the_others(
     else:
         assert answer.status_code == 500
         assert answer.json()["error"]["message"] == "it broke"
+    assert server.wait_for_idle()["referenced"] == 0
+
+
+@pytest.mark.parametrize("second", [ScriptStep(error="it broke"), ScriptStep((98,), delay_s=0.01)])
+def test_an_answer_of_choices_fails_once_and_says_nothing_after(
+    cast: Cast, server: LiveServer, second: ScriptStep
+) -> None:
+    """All fail in one step, or one does while the others have more to say."""
+    broken = ScriptStep(error="it broke", delay_s=0.01)
+    cast.play(
+        Script((ScriptStep((97,)), broken)), *[Script((ScriptStep((97,)), second, second))] * 3
+    )
+    frames = data_of(server.http.post(CHAT, json=body(n=4, stream=True)).text)
+    assert ["error" in json.loads(frame) for frame in frames] == [False] * (len(frames) - 1) + [
+        True
+    ]
     assert server.wait_for_idle()["referenced"] == 0
 
 

@@ -29,9 +29,9 @@ CONTEXT = 32768
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Milliseconds per step, row of logits, token, key of a lone token, and pair of a chunk; the
-    defaults are those of two cores. `spread` is the relative noise of a step, `stalls` the share
-    of steps that take five times as long."""
+    """Milliseconds per step, row of logits, token, key that a chunk reads, and pair of a longer
+    one; the defaults are those of two cores. `spread` is the relative noise of a step, `stalls` the
+    share of steps that take five times as long."""
 
     step: float = 2.7
     row: float = 0.5
@@ -51,7 +51,7 @@ class Machine:
             self.step
             + self.row * batch.logit_rows.size
             + self.token * batch.token_ids.size
-            + self.key * batch.seq_lens[lone].sum()
+            + self.key * (batch.seq_lens[lone].sum() + pasts[~lone].sum())
             + self.pair * pairs[~lone].sum()
         )
 

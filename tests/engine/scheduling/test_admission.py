@@ -32,6 +32,16 @@ def test_a_short_prompt_does_not_queue_behind_long_ones() -> None:
     assert ttft_ms(20) < 3 * ttft_ms(0)
 
 
+def test_nor_behind_one_whose_promise_is_lost() -> None:
+    run = Simulation(ttft_target_ms=300.0)
+    long = run.add(6000, 1)
+    run.run_for(350)
+    short = run.add(60, 1)
+    run.run_until_first_token(short)
+    assert run.lives[short].ttft_ms < 1000
+    assert not run.lives[long].token_ns
+
+
 def test_a_long_prompt_keeps_half_of_its_speed_beside_short_ones() -> None:
     def ttft_ms(pause_ms: float) -> float:
         run = Simulation()

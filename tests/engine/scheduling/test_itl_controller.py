@@ -51,8 +51,10 @@ def test_the_target_is_kept_beside_a_long_prompt(factor: float, spread: float) -
     assert np.percentile(gaps, 99) <= 1.5 * target_ms
     assert gaps.max() <= 3 * target_ms
     share = lone_ttft_ms(6000, machine) / run.lives[prompt].ttft_ms
-    streams_ms = LONE_ITL_MS + 4  # their contexts grow meanwhile
-    assert share > 0.75 * (1 - streams_ms / target_ms)
+    taken_ms = LONE_ITL_MS + 4  # the streams' contexts grow meanwhile
+    taken_ms += 3000 * machine.key  # and each chunk reads what is behind it
+    late = np.exp(1.645 * spread)  # what one step in twenty takes longer than expected
+    assert share > 0.75 * (1 - taken_ms * late / target_ms)
 
 
 @pytest.mark.parametrize(("factor", "floors"), [(0.9, True), (8, False)])

@@ -64,12 +64,10 @@ def test_time_is_not_exceeded_and_not_wasted(prompts: list[tuple[int, int]], ms:
         for i, (past, want) in enumerate(prompts)
     ]
     shares = share(given, Room(10**6, ms, model))
-    cost = sum(
-        n * model.token_ms + (n * claim.past + n * (n + 1) / 2) * model.pair_ms
-        for claim, n in zip(given, shares, strict=True)
-    )
+    cost = sum(model.chunk_ms(claim.past, n) for claim, n in zip(given, shares, strict=True) if n)
     if sum(shares) > 1:
         assert cost <= ms * 1.0001
     for claim, n in zip(given, shares, strict=True):
         if n < claim.want:
-            assert cost + model.token_ms + model.pair_ms * (claim.past + n + 1) > ms * 0.9999
+            more = model.longer_ms(claim.past + n, 1) if n else model.chunk_ms(claim.past, 1)
+            assert cost + more > ms * 0.9999

@@ -12,12 +12,16 @@ def work(rng: random.Random) -> StepWork:
     keys = 4 * rng.randint(50, 2000)
     length = rng.choice((0, 8, 30, 64, 200))
     past = rng.randint(0, 6000)
-    return StepWork(4, 4 + length, keys, num_pairs(past, length))
+    return StepWork(4, 4 + length, keys, num_pairs(past, length), past if length else 0)
 
 
 def cost_ms(work: StepWork, factor: float = 1.0) -> float:
     return factor * (
-        2.7 + 0.5 * work.rows + 0.53 * work.tokens + 75e-5 * work.keys + 33e-5 * work.pairs
+        2.7
+        + 0.5 * work.rows
+        + 0.53 * work.tokens
+        + 75e-5 * (work.keys + work.read)
+        + 33e-5 * work.pairs
     )
 
 
@@ -70,7 +74,7 @@ def test_what_was_long_not_seen_is_learned_anew_from_few_steps() -> None:
         step = StepWork(4, 4, 4 * rng.randint(50, 2000))
         model.learn(step, cost_ms(step))
     for _ in range(12):
-        step = StepWork(4, 68, 2000, num_pairs(3000, 64))
+        step = StepWork(4, 68, 2000, num_pairs(3000, 64), 3000)
         took = 5 * cost_ms(step)
         model.learn(step, took)
     assert abs(model.predict(step) / took - 1) < 0.2

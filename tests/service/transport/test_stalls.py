@@ -107,6 +107,19 @@ def test_a_reader_that_is_slow_but_steady_is_not_dropped() -> None:
         assert took_s > 0.4, "it was no slower than the limit"
 
 
+def test_a_reader_too_slow_for_the_kernel_to_ask_for_more_is_not_dropped() -> None:
+    """It would ask when a third of its buffer is free: at this pace after seconds."""
+    settings = quick(write_stall_s=1.0, send_buffer_bytes=64 << 10)
+    with (
+        run_server(FLOOD, info=WIDE, settings=settings) as server,
+        unread(server, "sse") as sock,
+    ):
+        for _ in range(60):
+            assert sock.recv(1024)
+            time.sleep(0.05)
+        assert not server.records
+
+
 def test_a_stall_that_ends_in_time_loses_nothing() -> None:
     script = text_script("abcde", 5, repeat=True)
     with run_server(script, info=WIDE, settings=tight(30.0)) as server:
