@@ -18,9 +18,9 @@ def some_prompt(rng: random.Random) -> list[int]:
     return (trunk[:kept] + prompt(rng.randint(0, 5), rng.randint(0, 30))) or [1]
 
 
-@pytest.mark.parametrize("num_pages", [12, 16, 200])
+@pytest.mark.parametrize("num_pages", [12, 13, 200])
 def test_a_thousand_aborts_at_random_steps(num_pages: int) -> None:
-    """In a pool that preempts always, sometimes, and never; with priorities and pauses."""
+    """In pools that preempt, and in one that never does; with priorities and pauses."""
     rng = random.Random(num_pages)
     run = Driver(tiny_core(num_pages=num_pages, max_context=160, token_budget=48, max_running=10))
     live: list[str] = []
