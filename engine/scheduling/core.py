@@ -254,7 +254,7 @@ class EngineCore:
 
     def warm_up(self) -> None:
         """Compute made-up prompts in free pages, before anything is added: what steps cost is
-        known then, and the first request finds all in its place. Takes an eighth second.
+        known then, and the first request finds all in its place. Ends after `_WARM_UP_NS`.
         A cache that was restored leaves perhaps no free page, and is left alone.
         """
         pages = self._cache.free_pages()
