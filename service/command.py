@@ -4,7 +4,6 @@ import asyncio
 import errno
 import gc
 import re
-import ssl
 import subprocess
 import sys
 import time
@@ -34,6 +33,7 @@ from service.telemetry.exporting import ExportError, metric_exporter, span_expor
 from service.telemetry.log_context import mark_lines
 from service.telemetry.otlp_metrics import MetricsExport
 from service.telemetry.tracing import RequestTracer
+from service.transport.tls import TlsContext
 
 SWITCH_INTERVAL_S = 0.001
 """How long a busy worker thread may keep the event loop waiting for the interpreter."""
@@ -188,7 +188,7 @@ def _check_tls(settings: Settings) -> None:
     if settings.tls_cert is None:
         return
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+        TlsContext.of(settings.tls_cert, settings.tls_key)
     except OSError as error:
         raise StartError(
             f"--tls-cert {settings.tls_cert} holds no usable certificate and key: {error}."

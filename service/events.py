@@ -41,6 +41,12 @@ class Usage:
     reasoning_tokens: int = 0
 
 
+def num_written(usage: Usage, kept: Sequence[KeepPrefix]) -> int:
+    """Tokens up to the end of the longest of these prefixes that the cache had not."""
+    ends = (usage.prompt_tokens if each.num_tokens < 0 else each.num_tokens for each in kept)
+    return max(0, min(max(ends, default=0), usage.prompt_tokens) - usage.cached_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenText:
     """One sampled token with its log-probabilities, for dialects that show them."""

@@ -266,6 +266,7 @@ class Generator:
             record.options["frequency_penalty"] = options.frequency_penalty
         if options.presence_penalty:
             record.options["presence_penalty"] = options.presence_penalty
+        whole = () if options.keep_s is None else (KeepPrefix(-1, options.keep_s),)
         # A deadline of 0 means none, so the shortest timeout is a nanosecond.
         timeout_ns = max(1, int(options.timeout_s * 1e9)) if options.timeout_s else 0
         return EngineRequest(
@@ -279,7 +280,7 @@ class Generator:
             deadline_ns=record.start_ns + timeout_ns if timeout_ns else 0,
             shown_token_ids=self._readers.shown_ids(request),
             grammar=grammar,
-            keep=prompt.kept if options.keep_s is None else (KeepPrefix(-1, options.keep_s),),
+            keep=(*prompt.kept, *whole),
             trace_id=record.trace_id,
         )
 

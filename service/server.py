@@ -18,6 +18,7 @@ from service.app import App
 from service.config import Settings
 from service.transport.connections import Connections
 from service.transport.protocol import EdgeProtocol
+from service.transport.tls import TlsContext
 from service.transport.websocket_protocol import EdgeWebSocket
 
 BACKLOG = 2048
@@ -121,7 +122,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _config(app: App, settings: Settings, connections: Connections) -> uvicorn.Config:
-    limits = settings.limits
+    limits, certificate = settings.limits, settings.tls_cert
     # uvicorn calls what it is given with its own arguments; a class is all its types foresee.
     http: Any = partial(EdgeProtocol, limits=limits, open_connections=connections)
     websocket: Any = partial(
@@ -146,6 +147,7 @@ def _config(app: App, settings: Settings, connections: Connections) -> uvicorn.C
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=2 * CLOSE_S,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
+        ssl_context_factory=None
+        if certificate is None
+        else lambda *_: TlsContext.of(certificate, settings.tls_key),
     )

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from service.conversation import Conversation, Message, Role, Tool, ToolCall
 from service.dialects import wire
-from service.dialects.fields import MAX_NAME, MAX_TOOLS, Name
+from service.dialects.fields import MAX_NAME, MAX_TOOLS, Name, is_breakpoint
 from service.errors import invalid
 
 MAX_MESSAGES: Final = 10_000
@@ -86,14 +86,10 @@ def num_messages_to_keep(prompt: Prompt) -> int:
     """How many messages there are up to the last one with a cache breakpoint, 0 for none."""
     for number in range(len(prompt.messages or ()), 0, -1):
         content = (prompt.messages or [])[number - 1].content
-        if isinstance(content, list) and any(_breaks(part) for part in content):
+        parts = content if isinstance(content, list) else ()
+        if any(is_breakpoint(part.prompt_cache_breakpoint) for part in parts):
             return number
     return 0
-
-
-def _breaks(part: Part) -> bool:
-    asked = part.prompt_cache_breakpoint
-    return isinstance(asked, dict) and asked.get("mode") == "explicit"
 
 
 def _message(message: WireMessage, path: str) -> Message:

@@ -15,7 +15,7 @@ INT64: Final = 2**63 - 1
 
 BREAKPOINT_S: Final = 1800.0
 """How long a prompt is kept up to its `prompt_cache_breakpoint`, where nothing says otherwise."""
-_KEEP_S: Final = {"30m": 1800.0, "12h": 43_200.0, "24h": 86_400.0}
+RETENTION_S: Final = {"30m": 1800.0, "12h": 43_200.0, "24h": 86_400.0}
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Stop: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -38,5 +38,10 @@ def kept_seconds(options: Any, retention: Any) -> float | None:
     """How long `prompt_cache_options.ttl` or `prompt_cache_retention` asks to keep the prompt.
     They are hints: what is not understood asks for nothing."""
     ttl = options.get("ttl") if isinstance(options, dict) else None
-    asked = (_KEEP_S.get(each) for each in (ttl, retention) if isinstance(each, str))
+    asked = (RETENTION_S.get(each) for each in (ttl, retention) if isinstance(each, str))
     return max(filter(None, asked), default=None)
+
+
+def is_breakpoint(asked: Any) -> bool:
+    """Whether a part's `prompt_cache_breakpoint` asks to keep the prompt up to it: a hint too."""
+    return isinstance(asked, dict) and asked.get("mode") == "explicit"

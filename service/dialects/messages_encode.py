@@ -29,6 +29,7 @@ from service.events import (
     ToolCallDone,
     ToolCallStarted,
     Usage,
+    num_written,
 )
 from service.model_card import ModelCard
 
@@ -258,7 +259,7 @@ def _stop_reason(request: MessagesRequest, end: Completed) -> str:
 def _usage(usage: Usage, kept: Sequence[KeepPrefix]) -> dict[str, Any]:
     """The prompt's tokens in three parts: read from the cache; written to it before the last
     breakpoint; the rest. Their sum is the prompt."""
-    written = _num_written(usage, kept)
+    written = num_written(usage, kept)
     fields: dict[str, Any] = {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens - written,
         "cache_creation_input_tokens": written,
@@ -270,20 +271,14 @@ def _usage(usage: Usage, kept: Sequence[KeepPrefix]) -> dict[str, Any]:
 
 def _details(usage: Usage, kept: Sequence[KeepPrefix]) -> dict[str, Any]:
     """What is known at the end only: clients do not correct these of the first frame."""
-    for_1h = _num_written(usage, [each for each in kept if each.ttl_s >= TTL_S["1h"]])
+    for_1h = num_written(usage, [each for each in kept if each.ttl_s >= TTL_S["1h"]])
     return {
         "cache_creation": {
-            "ephemeral_5m_input_tokens": _num_written(usage, kept) - for_1h,
+            "ephemeral_5m_input_tokens": num_written(usage, kept) - for_1h,
             "ephemeral_1h_input_tokens": for_1h,
         },
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
-
-
-def _num_written(usage: Usage, kept: Sequence[KeepPrefix]) -> int:
-    """Tokens up to the last of these breakpoints that the cache had not."""
-    num_kept = max((each.num_tokens for each in kept), default=0)
-    return max(0, min(num_kept, usage.prompt_tokens) - usage.cached_tokens)
 
 
 def _signature(request: MessagesRequest) -> str:

@@ -12,9 +12,17 @@ import msgspec
 from msgspec import Meta, Raw
 
 from engine.types import MAX_TOP_LOGPROBS
-from service.conversation import Conversation, GenerationOptions, Message, OutputFormat, Tool
+from service.conversation import (
+    Conversation,
+    GenerationOptions,
+    KeptPrefix,
+    Message,
+    OutputFormat,
+    Tool,
+)
 from service.dialects import wire
 from service.dialects.fields import (
+    BREAKPOINT_S,
     INT64,
     MAX_NAME,
     MAX_TOOLS,
@@ -36,7 +44,7 @@ from service.dialects.fields import (
 )
 from service.dialects.known_fields import CONSTRAINTS, KnownFields
 from service.dialects.output_format import ResponseFormat, decode_extras, decode_format
-from service.dialects.responses_items import decode_items, require_answered_calls
+from service.dialects.responses_items import Input, decode_items, require_answered_calls
 from service.dialects.tool_choice import decode_tool_choice
 from service.errors import ApiError, invalid
 from service.model_card import DEFAULT_NAME, ModelCard
@@ -169,12 +177,16 @@ class SteerRequest:
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """A checked `response.create`; what `previous_response_id` names is the store's business."""
+    """A checked `response.create`; what `previous_response_id` names is the store's business.
+
+    The first `num_kept` messages of the input end at its last cache breakpoint.
+    """
 
     body: ResponseCreate
     input: tuple[Message, ...]
     tools: tuple[Tool, ...]
     options: GenerationOptions
+    num_kept: int = 0
 
     def conversation(self, chain: tuple[Message, ...]) -> Conversation:
         """What the model reads; `chain` is the former turns with this input at their end.
@@ -188,6 +200,14 @@ class CreateRequest:
             raise invalid("input", message, "missing_required_parameter")
         require_answered_calls(chain)
         return Conversation(messages=head + chain, tools=self.tools)
+
+    def kept(self, whole: Conversation) -> tuple[KeptPrefix, ...]:
+        """What of the prompt its client asks to keep up to a breakpoint. `whole`: all of it."""
+        if not self.num_kept:
+            return ()
+        num_messages = len(whole.messages) - len(self.input) + self.num_kept
+        ttl_s = self.options.keep_s or BREAKPOINT_S
+        return (KeptPrefix(whole.beginning(num_messages), ttl_s),)
 
     def trace_context(self, handshake: Mapping[str, str]) -> tuple[str | None, str | None]:
         """traceparent and tracestate, the nearest carrier first: client_metadata, the body's own
@@ -231,7 +251,7 @@ def decode_steer(data: bytes) -> SteerRequest:
     fault = ""
     messages: tuple[Message, ...] = ()
     try:
-        messages = _input(body.input)
+        messages = _input(body.input).messages
     except ApiError as error:
         fault = error.message
     else:
@@ -260,7 +280,8 @@ def decode_create(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         output_format=_output_format(body),
     )
-    return CreateRequest(body=body, input=_input(body.input), tools=tools, options=options)
+    input = _input(body.input)
+    return CreateRequest(body, input.messages, tools, options, input.num_kept)
 
 
 def in_this_dialect(error: ApiError) -> ApiError:
@@ -280,9 +301,9 @@ def _refuse_unsupported(body: ResponseCreate) -> None:
         raise invalid("top_logprobs", f"'top_logprobs' needs {LOGPROBS!r} in 'include'.")
 
 
-def _input(input: str | list[Raw] | None) -> tuple[Message, ...]:
+def _input(input: str | list[Raw] | None) -> Input:
     if isinstance(input, str):
-        return (Message("user", input),)
+        return Input((Message("user", input),))
     return decode_items(input or [])
 
 

@@ -6,14 +6,16 @@ sequence numbers, so every event is numbered once, however it travels.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from engine.text import Vocabulary
+from engine.types import KeepPrefix
 from service.cache.diagnosis import Diagnosis, Part
 from service.conversation import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
+from service.dialects.fields import RETENTION_S
 from service.dialects.logprobs import ShownToken, shown_tokens
 from service.dialects.responses_decode import ResponseCreate
 from service.dialects.responses_entries import (
@@ -44,6 +46,7 @@ from service.events import (
     ToolCallDone,
     ToolCallStarted,
     Usage,
+    num_written,
 )
 
 Fields: TypeAlias = dict[str, Any]
@@ -65,14 +68,16 @@ class ResponseEncoder:
         self,
         response_id: str,
         body: ResponseCreate,
+        model: str,
         vocabulary: Vocabulary,
         *,
         stream_id: str | None = None,
         created_at: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`stream_id` is echoed on every frame; `clock` is in seconds of the epoch, and tells the
-        time of the end, and of the beginning unless `created_at` does."""
+        """`model` is the served id, whatever alias the body names; `stream_id` is echoed on every
+        frame; `clock` is in seconds of the epoch, and tells the time of the end, and of the
+        beginning unless `created_at` does."""
         self._response_id = response_id
         self._vocabulary = vocabulary
         self._tokens: tuple[TokenText, ...] = ()
@@ -82,7 +87,8 @@ class ResponseEncoder:
         self._item: OutputItem | None = None
         self._output: list[Fields] = []
         self._diagnosis: Diagnosis | None = None
-        self._head = _json(_echoed(response_id, body, created_at or clock()))[:-1] + b","
+        self._kept: tuple[KeepPrefix, ...] = ()
+        self._head = _json(_echoed(response_id, body, model, created_at or clock()))[:-1] + b","
         lane = b"" if stream_id is None else b',"stream_id":' + _json(stream_id)
         self._tail = lane + b"}"
         self.started = False
@@ -111,6 +117,7 @@ class ResponseEncoder:
             case Admitted():
                 self.started = True
                 self._diagnosis = event.diagnosis
+                self._kept = event.kept
                 return [
                     self._response_frame("response.created", "in_progress"),
                     self.progress(),
@@ -236,7 +243,7 @@ class ResponseEncoder:
             "error": error,
             "incomplete_details": incomplete,
             "output": self._output,
-            "usage": usage and _usage(usage),
+            "usage": usage and _usage(usage, self._kept),
             "prompt_cache_diagnostics": _diagnostics(self._diagnosis, usage),
         }
         head = b'{"type":"%b","sequence_number":%d,"response":' % (
@@ -307,13 +314,23 @@ def _cache_options(body: ResponseCreate) -> Fields:
     return {"mode": "implicit", "ttl": ttl, "comparison_response_id": body.comparison_id}
 
 
-def _usage(usage: Usage) -> Fields:
+def _usage(usage: Usage, kept: Sequence[KeepPrefix]) -> Fields:
+    details: Fields = {
+        "cached_tokens": usage.cached_tokens,
+        "cache_write_tokens": usage.prompt_tokens - usage.cached_tokens,
+    }
+    # Only what the client asked to keep for so long: a lane's own five minutes are neither.
+    lasting = [each for each in kept if each.ttl_s >= RETENTION_S["30m"]]
+    if lasting:
+        longest = [each for each in lasting if each.ttl_s >= RETENTION_S["12h"]]
+        for_12h = num_written(usage, longest)
+        details["cache_write_tokens_details"] = {
+            "ttl_30m_tokens": num_written(usage, lasting) - for_12h,
+            "ttl_12h_tokens": for_12h,
+        }
     fields: Fields = {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {
-            "cached_tokens": usage.cached_tokens,
-            "cache_write_tokens": usage.prompt_tokens - usage.cached_tokens,
-        },
+        "input_tokens_details": details,
         "output_tokens": usage.output_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
@@ -332,13 +349,13 @@ def _format(body: ResponseCreate) -> Fields:
     return {"description": None, "strict": True, **shown}
 
 
-def _echoed(response_id: str, body: ResponseCreate, created_at: float) -> Fields:
+def _echoed(response_id: str, body: ResponseCreate, model: str, created_at: float) -> Fields:
     """The fields of the response object that never change."""
     return {
         "id": response_id,
         "object": "response",
         "created_at": int(created_at),
-        "model": body.model,
+        "model": model,
         "background": body.background is True,
         "frequency_penalty": body.frequency_penalty or 0.0,
         "instructions": body.instructions,

@@ -5,15 +5,15 @@ function calls join the assistant turn before them: one turn of the model is one
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Raw
 
 from service.conversation import Message, ToolCall
 from service.dialects import wire
-from service.dialects.fields import Name
+from service.dialects.fields import Name, is_breakpoint
 from service.errors import invalid
 
 
@@ -24,9 +24,12 @@ class ItemHead(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
+    """`prompt_cache_breakpoint` is a hint: what is not understood asks for nothing."""
+
     type: str
     text: str | None = None
     refusal: str | None = None
+    prompt_cache_breakpoint: Any = None
 
 
 Content: TypeAlias = str | list[Part]
@@ -51,29 +54,40 @@ class FunctionCallOutputItem(msgspec.Struct, frozen=True):
 _TEXT_FIELDS: Final = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
-def decode_items(items: Sequence[Raw]) -> tuple[Message, ...]:
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What an `input` says; the first `num_kept` messages end at its last cache breakpoint."""
+
+    messages: tuple[Message, ...]
+    num_kept: int = 0
+
+
+def decode_items(items: Sequence[Raw]) -> Input:
     """Messages of the items, in order; reasoning is not shown to the model again.
 
     Raises ApiError 400 with a path such as `input[2].content[0].type`.
     """
     messages: list[Message] = []
+    num_kept = 0
     for index, raw in enumerate(items):
         path = f"input[{index}]"
         kind = wire.decode(raw, ItemHead, path).type or "message"
         if kind == "message":
             item = wire.decode(raw, MessageItem, path)
             messages.append(Message(item.role, _text(item.content, f"{path}.content")))
+            num_kept = len(messages) if _breaks(item.content) else num_kept
         elif kind == "function_call":
             _add_call(messages, wire.decode(raw, FunctionCallItem, path))
         elif kind == "function_call_output":
             output = wire.decode(raw, FunctionCallOutputItem, path)
             text = _text(output.output, f"{path}.output")
             messages.append(Message("tool", text, tool_call_id=output.call_id))
+            num_kept = len(messages) if _breaks(output.output) else num_kept
         elif kind != "reasoning":
             raise invalid(
                 f"{path}.type", f"Invalid '{path}.type': items of type {kind!r} are not supported."
             )
-    return tuple(messages)
+    return Input(tuple(messages), num_kept)
 
 
 def require_answered_calls(messages: Sequence[Message]) -> None:
@@ -100,6 +114,11 @@ def _add_call(messages: list[Message], item: FunctionCallItem) -> None:
         messages.append(replace(last, tool_calls=(*last.tool_calls, call)))
     else:
         messages.append(Message("assistant", tool_calls=(call,)))
+
+
+def _breaks(content: Content) -> bool:
+    parts = () if isinstance(content, str) else content
+    return any(is_breakpoint(part.prompt_cache_breakpoint) for part in parts)
 
 
 def _text(content: Content, path: str) -> str:

@@ -216,12 +216,17 @@ class Responses:
         encoder = self._encoder_of(stored, body, stream_id)
         turn = Turn(stored, encoder, record, self._store, self._comparison(body, origin.tenant))
         try:
+            conversation = request.conversation(stored.prompt())
+            kept_prefixes = request.kept(conversation)
+            # Up to a breakpoint is what the client wants kept, not what comes after it.
+            options = replace(request.options, keep_s=None) if kept_prefixes else request.options
             generation = GenerationRequest(
                 id=stored.id,
                 model=self._model,
-                conversation=request.conversation(stored.prompt()),
-                options=_leased(request.options) if on_socket else request.options,
+                conversation=conversation,
+                options=_leased(options) if on_socket else options,
                 former=b"" if stored.previous is None else stored.previous.tokens(),
+                kept=kept_prefixes,
             )
             async with aclosing(self._generator.run(generation, turn.record)) as turn.events:
                 yield turn
@@ -295,6 +300,7 @@ class Responses:
         return ResponseEncoder(
             stored.id,
             body,
+            self._model,
             self._vocabulary,
             stream_id=stream_id,
             created_at=stored.created_at,

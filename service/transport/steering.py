@@ -215,10 +215,13 @@ class Steering:
 def prepended(steers: list[Steer], request: CreateRequest) -> CreateRequest:
     """A client's own continuation, with what waits for it before its input."""
     added = tuple(message for steer in steers for message in steer.asked.messages)
-    return replace(request, input=(*added, *request.input)) if added else request
+    if not added:
+        return request
+    num_kept = request.num_kept and len(added) + request.num_kept
+    return replace(request, input=(*added, *request.input), num_kept=num_kept)
 
 
 def successor(ended: RunningTurn, request: CreateRequest) -> CreateRequest:
     """The continuation that nobody sent: with the settings of what it continues."""
     body = msgspec.structs.replace(request.body, previous_response_id=ended.turn.stored.id)
-    return prepended(ended.steers, replace(request, body=body, input=()))
+    return prepended(ended.steers, replace(request, body=body, input=(), num_kept=0))

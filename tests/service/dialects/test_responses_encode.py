@@ -38,9 +38,9 @@ TEXT_TYPES = [
 
 
 def encoder(stream_id: str | None = None, **body: Any) -> ResponseEncoder:
-    create = ResponseCreate(model="m", input="hi", **body)
+    create = ResponseCreate(model="default", input="hi", **body)
     return ResponseEncoder(
-        "resp_1", create, byte_assets().vocabulary, stream_id=stream_id, clock=lambda: 1000.5
+        "resp_1", create, "m", byte_assets().vocabulary, stream_id=stream_id, clock=lambda: 1000.5
     )
 
 

@@ -1,0 +1,58 @@
+"""TLS, and a sentence for clients that speak plain HTTP to it."""
+
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+_HANDSHAKE: Final = 0x16
+"""The first byte of a TLS connection: the content type of its first record (RFC 8446, 5.1)."""
+_TOLD: Final = b"This port speaks TLS: use https://, or wss:// for WebSockets.\n"
+_ANSWER: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_TOLD), _TOLD)
+)
+
+
+class TlsContext(ssl.SSLContext):
+    """Serves TLS with one certificate; what begins otherwise gets a plain 400 instead of the
+    silent end that a failed handshake is."""
+
+    @classmethod
+    def of(cls, certificate: Path, key: Path | None) -> "TlsContext":
+        """`key` None: the certificate's file holds it. Raises OSError where they are not usable."""
+        context = cls(ssl.PROTOCOL_TLS_SERVER)
+        context.sslobject_class = _Handshake
+        context.load_cert_chain(certificate, key)
+        return context
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **kwargs: Any
+    ) -> ssl.SSLObject:
+        """As the base class; the connection's handshake also looks at what comes in first."""
+        wrapped = super().wrap_bio(incoming, outgoing, *args, **kwargs)
+        assert isinstance(wrapped, _Handshake)  # `sslobject_class` is what it makes
+        wrapped.watch(incoming, outgoing)
+        return wrapped
+
+
+class _Handshake(ssl.SSLObject):
+    """One connection's TLS, whose handshake answers plain HTTP once."""
+
+    _buffers: tuple[ssl.MemoryBIO, ssl.MemoryBIO] | None = None
+
+    def watch(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
+        """What the client sends and what it is sent, until the first byte has come."""
+        self._buffers = (incoming, outgoing)
+
+    def do_handshake(self) -> None:
+        """Raises as the base class; SSLWantReadError where plain HTTP was answered: the answer is
+        written, and what comes after it, the client's end first of all, fails the handshake."""
+        if self._buffers is not None and self._buffers[0].pending:
+            incoming, outgoing = self._buffers
+            self._buffers = None
+            data = incoming.read()
+            incoming.write(data)
+            if data[0] != _HANDSHAKE:
+                outgoing.write(_ANSWER)
+                raise ssl.SSLWantReadError
+        super().do_handshake()

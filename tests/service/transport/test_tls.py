@@ -1,0 +1,79 @@
+"""A server with a certificate: TLS is served, and plain HTTP is told to use it."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.scripted import text_script
+from service.config import Settings
+from tests.service.calls import CHAT, body
+from tests.service.conftest import LiveServer, run_server
+from tests.service.raw import chat_request, connected, read_to_end
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    made = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject)
+    subprocess.run([*made, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    both = folder / "both.pem"
+    both.write_text(key.read_text() + cert.read_text())
+    return both
+
+
+@pytest.fixture(scope="module")
+def server(certificate: Path) -> Iterator[LiveServer]:
+    with run_server(text_script("ok"), settings=Settings(tls_cert=certificate)) as running:
+        yield running
+
+
+def test_tls_is_served(server: LiveServer, certificate: Path) -> None:
+    trusted = ssl.create_default_context(cafile=certificate)
+    with httpx.Client(verify=trusted, trust_env=False) as client:
+        answer = client.post(f"https://localhost:{server.port}{CHAT}", json=body())
+    assert answer.json()["choices"][0]["message"]["content"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        chat_request(body()),
+        b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"DELETE /v1/responses/a HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"D",
+        b"\r\n",
+    ],
+)
+def test_plain_http_is_told_to_use_tls(server: LiveServer, sent: bytes) -> None:
+    with connected(server) as sock:
+        sock.sendall(sent)
+        sock.shutdown(socket.SHUT_WR)
+        answer = read_to_end(sock)
+    head, _, text = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain")
+    assert b"use https://" in text
+    assert b"content-length: %d\r\n" % len(text) in head
+
+
+def test_plain_http_is_told_before_it_has_ended_and_then_cut(server: LiveServer) -> None:
+    with connected(server) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n")
+        assert sock.recv(1 << 12).startswith(b"HTTP/1.1 400 ")
+        sock.sendall(b"host: localhost\r\n\r\n")
+        assert sock.recv(1 << 12) == b""
+
+
+def test_what_begins_like_tls_and_is_not_just_ends(server: LiveServer) -> None:
+    with connected(server) as sock:
+        sock.sendall(b"\x16GET / HTTP/1.1\r\n\r\n")
+        assert b"HTTP/1.1" not in read_to_end(sock)
