@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from engine.core import Core
+from engine.logs import start_logging
 from engine.loop import StepLoop, serve
-from engine.transport.logs import start_logging
 from engine.types import EngineConfig
 from engine.wire.frames import FrameReader, FrameSender
 from engine.wire.messages import WIRE, StartFailed, decode_config, decode_hello, encode

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
 from types import MappingProxyType
@@ -35,6 +36,7 @@ from kernels.registry import Selection, select_backend
 from kernels.roofline import StepCosts, WeightBytes
 from prefix_cache.cache import PrefixCache
 from prefix_cache.eviction import ExpectedReuse
+from prefix_cache.folder_lock import FolderInUseError, FolderLock
 from prefix_cache.restore import Restores
 from prefix_cache.snapshot import Identity
 from prefix_cache.tiers import DiskTier
@@ -43,31 +45,59 @@ _log = logging.getLogger(__name__)
 _KV_DTYPES: Final = MappingProxyType({"f16": KVDType.F16, "bf16": KVDType.BF16, "int8": KVDType.I8})
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A model's text side and mapped file, had ahead; None for what could not be."""
+
+    text: TextAssets | None
+    model: LoadedModel | None
+    stamp: tuple[object, ...]
+    times: StartTimes
+
+
 def prepare_core(config: EngineConfig) -> Callable[[], Core]:
     """`build_core` for a call that comes later, with what can be had ahead for little memory: the
-    modules, and the text side. Raises nothing: what is wrong with the files is for the call."""
+    modules, the text side, and the model's files, mapped. Files that have changed by then are read
+    anew. Raises nothing: what is wrong with the files is for the call."""
     times = StartTimes()
+    path = Path(config.model)
     text: TextAssets | None = None
+    model: LoadedModel | None = None
+    stamp = _stamp(path)
     with contextlib.suppress(Exception):
-        text = load_text(Path(config.model))
+        text = load_text(path)
     times.mark("tokenizer")
-    return lambda: build_core(config, text, times)
+    with contextlib.suppress(Exception):
+        model = load_model(path)
+    times.mark("file")
+    prepared = _Prepared(text, model, stamp, times)
+    return lambda: build_core(config, prepared)
 
 
-def build_core(
-    config: EngineConfig, text: TextAssets | None = None, times: StartTimes | None = None
-) -> Core:
+def _stamp(path: Path) -> tuple[object, ...]:
+    """Differs once a model's files are other ones, or were written to."""
+    with contextlib.suppress(OSError):
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        found = [(each, each.stat()) for each in files]
+        return tuple((str(p), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for p, s in found)
+    return ()
+
+
+def build_core(config: EngineConfig, prepared: _Prepared | None = None) -> Core:
     """Load the model and its text, pick the backend, size and allocate the pages.
 
     Raises EngineError for numbers that do not fit together, CheckpointError and TextError for
     files that cannot be used, BackendUnavailable and MemoryError for a machine that cannot.
     """
-    times = times or StartTimes()
+    path = Path(config.model)
+    if prepared is None or prepared.stamp != _stamp(path):
+        prepared = _Prepared(None, None, (), StartTimes() if prepared is None else prepared.times)
+    model, text, times = prepared.model, prepared.text, prepared.times
     times.rest()
     _check_config(config)
-    path = Path(config.model)
-    model = load_model(path)
-    times.mark("file")
+    if model is None:
+        model = load_model(path)
+        times.mark("file")
     if text is None:
         text = load_text(path)
         times.mark("tokenizer")
@@ -153,6 +183,7 @@ def assemble_core(
     runner = ModelRunner(backend, loaded, kv)
     restoring: Restoring | None = None
     tier: DiskTier | None = None
+    lock = _lock_folder(Path(config.cache_dir)) if config.cache_dir else None
     if config.cache_disk_bytes:
         tier = _disk_tier(config, info, runner)
         cache.attach(tier)
@@ -176,7 +207,7 @@ def assemble_core(
             info.page_size,
             info.page_bytes,
         )
-        saved = SavedCache(Path(config.cache_dir), identity, cache, runner, tier)
+        saved = SavedCache(Path(config.cache_dir), identity, cache, runner, tier, lock)
         saved.load()
     return EngineCore(
         info,
@@ -193,6 +224,21 @@ def assemble_core(
         idle_audit_s=config.idle_audit_s,
         restoring=restoring,
     )
+
+
+def _lock_folder(folder: Path) -> FolderLock | None:
+    """None where there can be none; the engine then starts all the same, like without a cache."""
+    try:
+        return FolderLock(folder)
+    except FolderInUseError as error:
+        holder = f"process {error.holder}" if error.holder else "another process"
+        raise EngineError(
+            f"--cache-dir {folder}: the engine of another server ({holder}) keeps its cache there: "
+            "end that server first, or give this one a folder of its own"
+        ) from error
+    except OSError as error:
+        _log.warning("--cache-dir %s cannot be locked: %s", folder, error)
+        return None
 
 
 def _disk_tier(config: EngineConfig, info: EngineInfo, runner: ModelRunner[Any, Any]) -> DiskTier:

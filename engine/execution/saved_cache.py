@@ -9,6 +9,7 @@ from typing import Any
 from engine.execution.runner import ModelRunner
 from prefix_cache import snapshot
 from prefix_cache.cache import PrefixCache
+from prefix_cache.folder_lock import FolderLock
 from prefix_cache.snapshot import Identity
 from prefix_cache.tiers import DiskTier
 
@@ -18,13 +19,14 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class SavedCache:
     """A folder for one cache and the memory of its pages; whatever is wrong with it is logged, and
-    the engine starts cold or ends all the same."""
+    the engine starts cold or ends all the same. `lock` is let go by `close`."""
 
     folder: Path
     identity: Identity
     cache: PrefixCache
     runner: ModelRunner[Any, Any]
     tier: DiskTier | None = None
+    lock: FolderLock | None = None
 
     def load(self) -> None:
         """Take over what a former engine wrote."""
@@ -58,3 +60,8 @@ class SavedCache:
         _log.info(
             "saved %d pages in %s in %.1f s", num_pages, self.folder, time.monotonic() - start_s
         )
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        if self.lock is not None:
+            self.lock.close()

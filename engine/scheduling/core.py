@@ -310,6 +310,8 @@ class EngineCore:
         if self._grammars is not None:
             self._grammars.close()
         self._runner.close()
+        if self._saved is not None:
+            self._saved.close()
 
     def _logit_rules(self, request: EngineRequest, prompt: Int32Array) -> LogitRules | None:
         sampling = request.sampling

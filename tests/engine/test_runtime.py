@@ -1,14 +1,17 @@
 """From a config to a core that answers."""
 
 import logging
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+import engine.runtime
 from engine.api import EngineError
-from engine.runtime import build_core
+from engine.runtime import build_core, prepare_core
 from engine.text import load_text
 from engine.types import (
     EngineConfig,
@@ -79,3 +82,33 @@ def test_refused_early(changes: dict[str, int], message: str) -> None:
 def test_no_such_model(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such file"):
         build_core(msgspec.structs.replace(CONFIG, model=str(tmp_path / "none.gguf")))
+
+
+def test_a_file_that_changes_after_it_was_prepared_is_read_anew(tmp_path: Path) -> None:
+    """A spare engine has mapped the model's file long before it is wanted."""
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path(), path)
+    build = prepare_core(msgspec.structs.replace(CONFIG, model=str(path)))
+    path.unlink()
+    path.write_bytes(b"GGUF, or so it says, and then it ends")
+    with pytest.raises(CheckpointError, match=r"model\.gguf"):
+        build()
+
+
+def test_what_was_prepared_is_not_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = prepare_core(CONFIG)
+
+    def read(path: Path) -> Any:
+        raise AssertionError(f"{path} is read again")
+
+    monkeypatch.setattr(engine.runtime, "load_model", read)
+    monkeypatch.setattr(engine.runtime, "load_text", read)
+    build().close()
+
+
+def test_what_cannot_be_prepared_is_told_when_it_is_wanted(tmp_path: Path) -> None:
+    build = prepare_core(msgspec.structs.replace(CONFIG, model=str(tmp_path / "none.gguf")))
+    with pytest.raises(CheckpointError, match="no such file"):
+        build()

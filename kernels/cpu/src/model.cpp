@@ -76,6 +76,14 @@ struct Placement {
   size_t offset;
 };
 
+// Some tiles of one matrix, which a thread packs.
+struct Packing {
+  Matrix matrix;
+  SourceWeight source;
+  int first;
+  uint8_t* out;
+};
+
 }  // namespace
 
 Model::Model(Pool& pool, const Spec& given, const SourceWeight* sources)
@@ -111,17 +119,20 @@ Model::Model(Pool& pool, const Spec& given, const SourceWeight* sources)
   if (sources[2].data) place(head, sources[2]);
 
   arena = Mapping(bytes, true);
-  const auto region = std::make_shared<Region>();
+  std::vector<Packing> packings;
   for (const Placement& p : placements) {
     uint8_t* out = arena.data() + p.offset;
     p.matrix->data = out;
-    const Matrix* m = p.matrix;
-    const SourceWeight source = *p.source;
-    region->add((m->tiles() + kTilesPerItem - 1) / kTilesPerItem, [=](int item, int) {
-      const int first = item * kTilesPerItem;
-      pack_tiles(*m, source, first, std::min(m->tiles(), first + kTilesPerItem), out);
-    });
+    for (int first = 0; first < p.matrix->tiles(); first += kTilesPerItem)
+      packings.push_back({*p.matrix, *p.source, first, out});
   }
+  const auto region = std::make_shared<Region>();
+  // One phase: with one for each matrix, a busy machine's scheduler is waited for at each.
+  region->add(int(packings.size()), [&packings](int item, int) {
+    const Packing& p = packings[item];
+    const int end = std::min(p.matrix.tiles(), p.first + kTilesPerItem);
+    pack_tiles(p.matrix, p.source, p.first, end, p.out);
+  });
   pool.run(region);
   if (!sources[2].data) head = embedding;
   spec.rope_inv_freq = nullptr;

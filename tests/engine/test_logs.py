@@ -4,7 +4,7 @@ import logging
 import re
 import sys
 
-from engine.transport.logs import LineFormatter
+from engine.logs import LineFormatter
 
 
 def test_a_record_is_one_line_and_a_traceback_is_indented() -> None:
