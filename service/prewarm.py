@@ -17,8 +17,11 @@ from engine.types import SHARED_TENANT
 from service.access.keys import KeyFile
 from service.conversation import Conversation, GenerationOptions, GenerationRequest
 from service.dialects import wire
-from service.dialects.chat_messages import Prompt, decode_conversation
+from service.dialects.chat_decode import ChatBody
+from service.dialects.chat_messages import INSIDE_PROMPT, Prompt, decode_conversation
 from service.dialects.fields import CacheSalt, Name
+from service.dialects.known_fields import KnownFields
+from service.dialects.sampling import SHARED_HARMLESS, SamplingBody
 from service.errors import ApiError, from_failure, invalid
 from service.events import Completed, Failed, RequestRecord
 from service.services import Services
@@ -26,6 +29,8 @@ from service.services import Services
 MAX_CHARACTERS: Final = 1 << 22
 MAX_TOKENS: Final = 1 << 20
 MAX_TTL_S: Final = 7 * 86_400
+TTL_NAMES: Final = {"ttl_s": "ttl", "ttl_seconds": "ttl"}
+"""What answers call it, and what one may take it for."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _TTL: Final = re.compile(r"(\d{1,6})([smhd])")
 
@@ -56,6 +61,23 @@ class _Line(WarmBody, frozen=True, kw_only=True):
     """A line of a file of prompts; with keys, `tenant` is whose prompt it is."""
 
     tenant: Annotated[str, Meta(min_length=1)] | None = None
+
+
+def _fields(kind: type[PromptBody]) -> KnownFields:
+    """Of a body; what a whole chat body has beyond its prompt changes nothing here."""
+    return KnownFields.of(
+        kind,
+        ChatBody,
+        SamplingBody,
+        harmless=SHARED_HARMLESS,
+        system="messages",
+        meant={"salt": "cache_salt", **TTL_NAMES},
+        inside=INSIDE_PROMPT,
+    )
+
+
+FIELDS: Final = _fields(WarmBody)
+_LINE_FIELDS: Final = _fields(_Line)
 
 
 class PrewarmError(Exception):
@@ -125,6 +147,7 @@ async def warm_from_file(services: Services, path: Path, keys: KeyFile | None = 
         if not line.strip():
             continue
         try:
+            _LINE_FIELDS.check(line)
             body = wire.decode(line, _Line)
             tenant = _tenant(body.tenant, keys)
             record = RequestRecord(

@@ -8,11 +8,27 @@ from msgspec import Meta
 
 from service.conversation import GenerationRequest, KeptPrefix, OutputFormat
 from service.dialects import wire
-from service.dialects.chat_messages import Prompt, decode_conversation, num_messages_to_keep
+from service.dialects.chat_messages import (
+    INSIDE_PROMPT,
+    Prompt,
+    decode_conversation,
+    num_messages_to_keep,
+)
 from service.dialects.fields import BREAKPOINT_S, Name, TokenCount
 from service.dialects.known_fields import CONSTRAINTS, KnownFields
-from service.dialects.output_format import ResponseFormat, decode_extras, decode_format
-from service.dialects.sampling import SHARED_HARMLESS, NumLogprobs, SamplingBody, decode_sampling
+from service.dialects.output_format import (
+    FORMAT_FIELDS,
+    ResponseFormat,
+    decode_extras,
+    decode_format,
+)
+from service.dialects.sampling import (
+    INSIDE_SAMPLING,
+    SHARED_HARMLESS,
+    NumLogprobs,
+    SamplingBody,
+    decode_sampling,
+)
 from service.dialects.tool_choice import decode_tool_choice
 from service.errors import invalid
 from service.model_card import ModelCard
@@ -44,7 +60,9 @@ FIELDS: Final = KnownFields.of(
     SamplingBody,
     harmless=f"function_call {SHARED_HARMLESS}",
     length="max_completion_tokens",
+    system="messages",
     meant=CONSTRAINTS,
+    inside={**INSIDE_PROMPT, **INSIDE_SAMPLING, "response_format": FORMAT_FIELDS},
 )
 
 

@@ -8,6 +8,7 @@ from msgspec import Meta
 from service.conversation import Conversation, Message, Role, Tool, ToolCall
 from service.dialects import wire
 from service.dialects.fields import MAX_NAME, MAX_TOOLS, Name, is_breakpoint
+from service.dialects.known_fields import KnownFields
 from service.errors import invalid
 
 MAX_MESSAGES: Final = 10_000
@@ -45,6 +46,27 @@ class WireMessage(msgspec.Struct, frozen=True):
     tool_calls: Annotated[list[WireToolCall], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: Name | None = None
     refusal: str | None = None
+
+
+_PART: Final = KnownFields.within(
+    Part, harmless="image_url input_audio file video_url audio_url cache_control"
+)
+_CALL: Final = KnownFields.within(
+    WireToolCall,
+    harmless="custom index",
+    function=KnownFields.within(CalledFunction),
+)
+_FUNCTION: Final = KnownFields.within(harmless="name description parameters strict")
+INSIDE_PROMPT: Final = {
+    "messages": KnownFields.within(
+        WireMessage,
+        harmless="audio function_call annotations reasoning reasoning_content",
+        content=_PART,
+        tool_calls=_CALL,
+    ),
+    "tools": KnownFields.within(harmless="type custom cache_control function", function=_FUNCTION),
+}
+"""The fields of the objects in a `Prompt`."""
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from service.dialects import wire
 from service.dialects.fields import INT32, Name
 from service.dialects.known_fields import CONSTRAINTS, KnownFields
 from service.dialects.sampling import (
+    INSIDE_SAMPLING,
     SHARED_HARMLESS,
     NumLogprobs,
     SamplingBody,
@@ -50,7 +51,9 @@ FIELDS: Final = KnownFields.of(
     SamplingBody,
     harmless=SHARED_HARMLESS,
     length="max_tokens",
+    system="prompt",
     meant=CONSTRAINTS,
+    inside=INSIDE_SAMPLING,
 )
 
 

@@ -27,6 +27,9 @@ from service.dialects.chat_messages import MAX_MESSAGES, Kind
 from service.dialects.fields import INT32, MAX_STOPS, MAX_TOOLS, Name, Stop, TopK, TopP
 from service.dialects.known_fields import KnownFields
 from service.dialects.messages_items import (
+    BLOCK_FIELDS,
+    CACHE_CONTROL,
+    MESSAGE_FIELDS,
     Blocks,
     CacheBreakpoint,
     CacheControl,
@@ -118,7 +121,23 @@ FIELDS: Final = KnownFields.of(
         "fallback_credit_token"
     ),
     length="max_tokens",
+    system="system",
     meant={"stop": "stop_sequences", "response_format": "output_config.format"},
+    inside={
+        "messages": MESSAGE_FIELDS,
+        "system": BLOCK_FIELDS,
+        "tools": KnownFields.within(
+            WireTool,
+            harmless="allowed_callers defer_loading eager_input_streaming input_examples",
+            cache_control=CACHE_CONTROL,
+        ),
+        "tool_choice": KnownFields.within(WireToolChoice),
+        "thinking": KnownFields.within(Thinking, harmless="display"),
+        "output_config": KnownFields.within(
+            OutputConfig, harmless="task_budget", format=KnownFields.within(WireFormat)
+        ),
+        "cache_control": CACHE_CONTROL,
+    },
 )
 
 

@@ -16,6 +16,7 @@ from service.conversation import Message, Role, ToolCall
 from service.dialects import wire
 from service.dialects.chat_messages import MAX_PARTS, Kind
 from service.dialects.fields import Name
+from service.dialects.known_fields import KnownFields
 from service.errors import invalid
 
 BILLING_HEADER: Final = "x-anthropic-billing-header"
@@ -50,6 +51,19 @@ Content: TypeAlias = str | Blocks
 class WireMessage(msgspec.Struct, frozen=True):
     role: Literal["user", "assistant", "system"]
     content: Content
+
+
+CACHE_CONTROL: Final = KnownFields.within(CacheControl)
+_OTHER_BLOCKS: Final = (
+    "source citations title context thinking signature data is_error caller tool_references"
+)
+BLOCK_FIELDS: Final = KnownFields.within(
+    Block,
+    harmless=_OTHER_BLOCKS,
+    cache_control=CACHE_CONTROL,
+    content=KnownFields.within(Block, harmless=_OTHER_BLOCKS, cache_control=CACHE_CONTROL),
+)
+MESSAGE_FIELDS: Final = KnownFields.within(WireMessage, content=BLOCK_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

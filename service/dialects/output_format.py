@@ -7,6 +7,7 @@ import msgspec
 
 from service.conversation import OutputFormat
 from service.dialects import wire
+from service.dialects.known_fields import KnownFields
 from service.errors import invalid
 
 MAX_GRAMMAR_CHARACTERS: Final = 1 << 20
@@ -28,6 +29,11 @@ class ResponseFormat(JsonSchema, frozen=True, kw_only=True, omit_defaults=True):
 
     type: str
     json_schema: JsonSchema | None = None
+
+
+FORMAT_FIELDS: Final = KnownFields.within(
+    ResponseFormat, json_schema=KnownFields.within(JsonSchema)
+)
 
 
 def decode_format(given: ResponseFormat | None, path: str, *, nested: bool) -> OutputFormat | None:

@@ -42,9 +42,19 @@ from service.dialects.fields import (
     TopP,
     kept_seconds,
 )
-from service.dialects.known_fields import CONSTRAINTS, KnownFields
-from service.dialects.output_format import ResponseFormat, decode_extras, decode_format
-from service.dialects.responses_items import Input, decode_items, require_answered_calls
+from service.dialects.known_fields import CACHE_OPTIONS, CONSTRAINTS, KnownFields
+from service.dialects.output_format import (
+    FORMAT_FIELDS,
+    ResponseFormat,
+    decode_extras,
+    decode_format,
+)
+from service.dialects.responses_items import (
+    ITEM_FIELDS,
+    Input,
+    decode_items,
+    require_answered_calls,
+)
 from service.dialects.tool_choice import decode_tool_choice
 from service.errors import ApiError, invalid
 from service.model_card import DEFAULT_NAME, ModelCard
@@ -142,7 +152,17 @@ FIELDS: Final = KnownFields.of(
         "access_programs background_options"
     ),
     length="max_output_tokens",
+    system="instructions",
     meant={**CONSTRAINTS, "messages": "input", "response_format": "text.format"},
+    inside={
+        "input": ITEM_FIELDS,
+        "tools": KnownFields.within(
+            harmless="type name description parameters strict cache_control defer_loading "
+            "allowed_callers output_schema async"
+        ),
+        "text": KnownFields.within(TextOptions, format=FORMAT_FIELDS),
+        "prompt_cache_options": CACHE_OPTIONS,
+    },
 )
 
 

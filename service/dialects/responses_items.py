@@ -14,6 +14,7 @@ from msgspec import Raw
 from service.conversation import Message, ToolCall
 from service.dialects import wire
 from service.dialects.fields import Name, is_breakpoint
+from service.dialects.known_fields import KnownFields
 from service.errors import invalid
 
 
@@ -51,6 +52,17 @@ class FunctionCallOutputItem(msgspec.Struct, frozen=True):
     output: Content
 
 
+_PART: Final = KnownFields.within(
+    Part, harmless="annotations logprobs image_url file_id detail filename file_data file_url"
+)
+ITEM_FIELDS: Final = KnownFields.within(
+    MessageItem,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    harmless="type id status phase summary encrypted_content caller namespace created_by outputs",
+    content=_PART,
+    output=_PART,
+)
 _TEXT_FIELDS: Final = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 

@@ -29,6 +29,7 @@ from service.dialects.fields import (
     TopP,
     kept_seconds,
 )
+from service.dialects.known_fields import CACHE_OPTIONS, KnownFields
 from service.errors import invalid
 from service.model_card import ModelCard
 
@@ -46,6 +47,14 @@ ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority",
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
+
+
+INSIDE_SAMPLING: Final = {
+    "stream_options": KnownFields.within(
+        StreamOptions, harmless="include_obfuscation continuous_usage_stats"
+    ),
+    "prompt_cache_options": CACHE_OPTIONS,
+}
 
 
 class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ All of it is a tenant's own: other tenants' prefixes and leases are as if they w
 """
 
 import time
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -21,8 +20,9 @@ from engine.types import (
 )
 from service.cache.report import summarise
 from service.dialects import wire
+from service.dialects.known_fields import KnownFields
 from service.errors import ApiError, from_engine
-from service.prewarm import PromptBody, Ttl, WarmBody, read_prompt, seconds, warm
+from service.prewarm import FIELDS, TTL_NAMES, PromptBody, Ttl, WarmBody, read_prompt, seconds, warm
 from service.services import Services
 from service.transport.http import begin_record, decode_body, read_body, send_json, while_connected
 
@@ -35,6 +35,9 @@ class ExtendBody(msgspec.Struct, frozen=True):
     ttl: Ttl
 
 
+_EXTEND_FIELDS: Final = KnownFields.of(ExtendBody, harmless="", meant=TTL_NAMES)
+
+
 class Explain:
     """`POST /v1/cache/explain`: what the cache would have of a prompt; nothing is computed."""
 
@@ -43,7 +46,7 @@ class Explain:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services = self._services
-        body = await _body(scope, receive, services, PromptBody)
+        body = await _body(scope, receive, services, PromptBody, FIELDS)
 
         async def answer() -> None:
             conversation, token_ids = await read_prompt(body, services)
@@ -99,7 +102,7 @@ class OneLease:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant, lease_id = scope["state"]["tenant"], scope["path_params"]["id"]
         if scope["method"] == "POST":
-            body = await _body(scope, receive, self._services, ExtendBody)
+            body = await _body(scope, receive, self._services, ExtendBody, _EXTEND_FIELDS)
             call = ExtendLease(tenant, lease_id, seconds(body.ttl))
             lease = _found(await _ask(self._services, call), lease_id)
             await send_json(send, _lease(lease))
@@ -114,7 +117,7 @@ async def _warm(
 ) -> tuple[LeaseInfo | None, dict[str, int]]:
     """Compute the prompt of a body; its lease, where one was asked for, and its tokens."""
     start_ns = time.monotonic_ns()
-    body = await _body(scope, receive, services, WarmBody)
+    body = await _body(scope, receive, services, WarmBody, FIELDS)
     model = services.card.id
     record = begin_record(scope, operation="prewarm", model=model, start_ns=start_ns, stream=False)
     leases: list[LeaseInfo] = []
@@ -146,10 +149,17 @@ def _found(leases: tuple[LeaseInfo, ...], lease_id: str) -> LeaseInfo:
     return leases[0]
 
 
-async def _body(scope: Scope, receive: Receive, services: Services, kind: type[Body]) -> Body:
+async def _body(
+    scope: Scope, receive: Receive, services: Services, kind: type[Body], known: KnownFields
+) -> Body:
     limits = services.settings.limits
     raw = await read_body(scope, receive, limits)
-    return await decode_body(raw, partial(wire.decode, kind=kind), limits)
+
+    def decode(data: bytes) -> Body:
+        known.check(data)
+        return wire.decode(data, kind)
+
+    return await decode_body(raw, decode, limits)
 
 
 def _lease(lease: LeaseInfo) -> dict[str, Any]:

@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 from service.dialects import wire
-from service.dialects.chat_messages import Prompt, decode_conversation
+from service.dialects.chat_decode import ChatBody
+from service.dialects.chat_messages import INSIDE_PROMPT, Prompt, decode_conversation
 from service.dialects.fields import Name
+from service.dialects.known_fields import KnownFields
+from service.dialects.sampling import SHARED_HARMLESS, SamplingBody
 from service.errors import invalid
 from service.services import Services
 from service.transport.http import decode_body, read_body, send_json, while_connected
@@ -29,6 +32,21 @@ class TokenizeBody(Prompt, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
 
 
+_FIELDS: Final = KnownFields.of(
+    TokenizeBody,
+    ChatBody,
+    SamplingBody,
+    harmless=f"{SHARED_HARMLESS} return_token_strs",
+    system="messages",
+    inside=INSIDE_PROMPT,
+)
+
+
+def _decode(data: bytes) -> TokenizeBody:
+    _FIELDS.check(data)
+    return wire.decode(data, TokenizeBody)
+
+
 class DetokenizeBody(msgspec.Struct, frozen=True):
     tokens: Annotated[list[int], Meta(max_length=MAX_TOKENS)]
     model: Name | None = None
@@ -43,7 +61,7 @@ class Tokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._services.settings.limits
         raw = await read_body(scope, receive, limits)
-        body = await decode_body(raw, partial(wire.decode, kind=TokenizeBody), limits)
+        body = await decode_body(raw, _decode, limits)
         if body.model is not None:
             self._services.card.require(body.model)
         if (body.prompt is None) == (body.messages is None):

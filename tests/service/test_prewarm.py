@@ -58,3 +58,15 @@ async def test_a_line_nobody_would_find_is_refused(
     good: dict[str, Any] = {"prompt": "a", "tenant": "north"} if with_keys else {"prompt": "a"}
     with pytest.raises(PrewarmError, match=sentence):
         await tenants_of(tmp_path, [good, line], with_keys=with_keys)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [({"cache_salts": "a"}, "cache_salt"), ({"tenants": "north"}, "tenant"), ({"ttl_s": 9}, "ttl")],
+)
+async def test_a_slip_in_a_line_is_told_with_its_line(
+    tmp_path: Path, fields: dict[str, Any], meant: str
+) -> None:
+    with pytest.raises(PrewarmError, match=f"line 2: Unknown parameter.*Did you mean '{meant}'"):
+        await tenants_of(tmp_path, [{"prompt": "a"}, {"prompt": "b", **fields}], with_keys=False)

@@ -1,7 +1,18 @@
 """What becomes of fields that nobody here knows: slips are refused by name, others are ignored."""
 
 import logging
-from typing import Any, get_type_hints
+from collections.abc import Iterable
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 import pytest
@@ -14,8 +25,9 @@ from openai.types.responses import response_create_params as response_params
 from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.responses.responses_client_event_param import ResponseCreate
 
+from service import prewarm
 from service.dialects import chat_decode, completions_decode, messages_decode, responses_decode
-from service.dialects.known_fields import KnownFields
+from service.dialects.known_fields import MAX_BYTES, MAX_LOOKED_AT, KnownFields
 from service.errors import ApiError
 
 CHAT, COMPLETIONS = chat_decode.FIELDS, completions_decode.FIELDS
@@ -47,6 +59,15 @@ def body(*names: str) -> bytes:
         (CHAT, "seeds", "seed"),
         (CHAT, "frequencyPenalty", "frequency_penalty"),
         (CHAT, "max_new_tokens", "max_completion_tokens"),
+        (CHAT, "n_predict", "max_completion_tokens"),
+        (CHAT, "num_predict", "max_completion_tokens"),
+        (CHAT, "streem", "stream"),
+        (CHAT, "system", "messages"),
+        (CHAT, "instructions", "messages"),
+        (COMPLETIONS, "system", "prompt"),
+        (RESPONSES, "system", "instructions"),
+        (MESSAGES, "instructions", "system"),
+        (MESSAGES, "num_predict", "max_tokens"),
         (CHAT, "maxNewTokens", "max_completion_tokens"),
         (CHAT, "guided_json", "structured_outputs.json"),
         (CHAT, "stop_sequences", "stop"),
@@ -72,6 +93,98 @@ def test_a_slip_is_refused_with_what_it_is_for(fields: KnownFields, name: str, m
     error = caught.value
     assert (error.status, error.code, error.param) == (400, "unknown_parameter", name)
     assert f"'{meant}'" in error.message
+
+
+MESSAGE = {"role": "user", "content": "hi"}
+PROMPT = prewarm.FIELDS
+
+
+@pytest.mark.parametrize(
+    ("fields", "value", "path", "meant"),
+    [
+        (CHAT, {"messages": [MESSAGE, {**MESSAGE, "tool_call": []}]}, "messages[1].", "tool_calls"),
+        (CHAT, {"messages": [{**MESSAGE, "toolCallId": "a"}]}, "messages[0].", "tool_call_id"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "texts": ""}]}]},
+            "messages[0].content[0].",
+            "text",
+        ),
+        (
+            CHAT,
+            {"messages": [{"tool_calls": [{"function": {"argument": "{}"}}]}]},
+            "messages[0].tool_calls[0].function.",
+            "arguments",
+        ),
+        (CHAT, {"tools": [{"functions": {}}]}, "tools[0].", "function"),
+        (CHAT, {"tools": [{"function": {"parameter": {}}}]}, "tools[0].function.", "parameters"),
+        (CHAT, {"tools": [{"function": {"desciption": ""}}]}, "tools[0].function.", "description"),
+        (CHAT, {"response_format": {"jsonSchema": {}}}, "response_format.", "json_schema"),
+        (
+            CHAT,
+            {"response_format": {"json_schema": {"schemas": {}}}},
+            "response_format.json_schema.",
+            "schema",
+        ),
+        (CHAT, {"stream_options": {"includeUsage": True}}, "stream_options.", "include_usage"),
+        (COMPLETIONS, {"stream_options": {"inclde_usage": 1}}, "stream_options.", "include_usage"),
+        (RESPONSES, {"text": {"formats": {}}}, "text.", "format"),
+        (RESPONSES, {"tools": [{"parameter": {}}]}, "tools[0].", "parameters"),
+        (RESPONSES, {"input": [{**MESSAGE, "callId": "a"}]}, "input[0].", "call_id"),
+        (MESSAGES, {"tools": [{"inputSchema": {}}]}, "tools[0].", "input_schema"),
+        (
+            MESSAGES,
+            {"messages": [{"content": [{"cache_controls": {}}]}]},
+            "messages[0].content[0].",
+            "cache_control",
+        ),
+        (MESSAGES, {"system": [{"cacheControl": {}}]}, "system[0].", "cache_control"),
+        (MESSAGES, {"tool_choice": {"names": "f"}}, "tool_choice.", "name"),
+        (PROMPT, {"messages": [{**MESSAGE, "tool_call": []}]}, "messages[0].", "tool_calls"),
+        (PROMPT, {"salt": "a"}, "", "cache_salt"),
+        (PROMPT, {"ttl_seconds": 9}, "", "ttl"),
+        (PROMPT, {"system": "a"}, "", "messages"),
+    ],
+)
+def test_a_slip_within_an_object_is_refused_where_it_stands(
+    fields: KnownFields, value: dict[str, Any], path: str, meant: str
+) -> None:
+    data = msgspec.json.encode(value)
+    with pytest.raises(ApiError) as caught:
+        fields.check(data)
+    error = caught.value
+    assert (error.status, error.code) == (400, "unknown_parameter")
+    assert error.param is not None
+    assert error.param.startswith(path)
+    assert f"'{meant}'" in error.message
+
+
+def test_what_is_within_free_json_is_nobodys_slip() -> None:
+    schema = {"propertie": {"typo": 1, "tool_call": 2}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    kwargs = {"tool_call": 1, "messages": [{"tool_call": 1}]}
+    CHAT.check(msgspec.json.encode({"tools": [tool], "chat_template_kwargs": kwargs}))
+
+
+def test_what_is_very_large_is_not_looked_into() -> None:
+    def asked(num_bytes: int) -> bytes:
+        return msgspec.json.encode({"messages": [{"content": "x" * num_bytes, "tool_call": 1}]})
+
+    CHAT.check(asked(MAX_BYTES))
+    with pytest.raises(ApiError):
+        CHAT.check(asked(MAX_BYTES // 2))
+
+
+def test_of_a_long_list_the_first_are_looked_at() -> None:
+    slip = {**MESSAGE, "tool_call": []}
+    CHAT.check(msgspec.json.encode({"messages": [MESSAGE] * MAX_LOOKED_AT + [slip]}))
+    with pytest.raises(ApiError):
+        CHAT.check(msgspec.json.encode({"messages": [MESSAGE] * (MAX_LOOKED_AT - 1) + [slip]}))
+
+
+@pytest.mark.parametrize("value", [1, "x", None, [1, "x", None, [[{"tool_call": 1}]]], {}, []])
+def test_what_is_no_object_is_left_to_the_decoder(value: Any) -> None:
+    CHAT.check(msgspec.json.encode({"messages": value, "tools": value, "stream_options": value}))
 
 
 OTHERS = (
@@ -113,6 +226,50 @@ def typed(*params: Any) -> set[str]:
 def test_all_that_the_sdks_have_is_known(fields: KnownFields, params: tuple[Any, ...]) -> None:
     assert len(typed(*params)) > 10
     assert typed(*params) <= fields.known
+
+
+def sample(kind: Any, depth: int = 0) -> Any:
+    """A value with every field that an SDK's type allows, all members of a union side by side."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if depth > 12:
+        return None
+    if hasattr(kind, "__total__"):  # a TypedDict of any origin
+        return {name: sample(each, depth + 1) for name, each in get_type_hints(kind).items()}
+    if origin in (Required, NotRequired, Annotated):
+        return sample(arguments[0], depth)
+    if origin in (list, Iterable) and arguments:
+        inner = sample(arguments[0], depth + 1)
+        return inner if isinstance(inner, list) else [inner]
+    if origin in (Union, UnionType):
+        members = [sample(each, depth + 1) for each in arguments]
+        objects = [each for each in members if isinstance(each, dict)]
+        objects += [one for each in members if isinstance(each, list) for one in each]
+        return objects or members[0]
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        (CHAT, chat_params.CompletionCreateParamsStreaming),
+        (COMPLETIONS, completion_params.CompletionCreateParamsStreaming),
+        (RESPONSES, response_params.ResponseCreateParamsStreaming),
+        (MESSAGES, message_params.MessageCreateParamsStreaming),
+        (MESSAGES, beta_params.MessageCreateParamsStreaming),
+    ],
+)
+def test_nothing_within_the_sdks_objects_is_taken_for_a_slip(
+    fields: KnownFields, params: Any
+) -> None:
+    whole = sample(params)
+    there = fields.inside.keys() & whole.keys()
+    assert there
+    assert all(isinstance(whole[name], list | dict) for name in there)
+    for name in there:
+        objects = whole[name] if isinstance(whole[name], list) else [whole[name]]
+        for each in objects:
+            fields.check(msgspec.json.encode({name: each}))
+            fields.check(msgspec.json.encode({name: [each]}))
 
 
 VLLM_AND_SGLANG = (
