@@ -137,8 +137,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     admitted requests, which the cache was asked for. `evicted_pages` by reason: "room" was needed,
     or "flush". `step_ns`: durations of steps, their share of the loop included; `step_tokens` and
     `chunk_tokens`: tokens computed per step, and per prefill chunk. `work` is the sum over all
-    steps of a kind, `recent_steps` the last ones, oldest first. `num_restored_pages` came back from
-    disk; `num_damaged_pages` did not, as they were not what was written. Of the output tokens,
+    steps of a kind, `recent_steps` the last ones, oldest first; the peaks are what the machine is
+    known to do by now, 0 where it was not measured. `num_restored_pages` came back from disk;
+    `num_damaged_pages` did not, as they were not what was written. Of the output tokens,
     `num_forced_tokens` needed no step: their grammars left no choice.
     """
 
@@ -160,6 +161,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_computed_tokens: int
     num_output_tokens: int
     num_preemptions: int
+    peak_bytes_per_s: float = 0.0
+    peak_flops_per_s: float = 0.0
     num_forced_tokens: int = 0
     num_disk_pages: int = 0
     num_restored_pages: int = 0

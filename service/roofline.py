@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.stats import StepWork
+from engine.stats import EngineStats, StepWork
 from engine.types import EngineInfo
 
 
@@ -27,15 +27,15 @@ def describe_work(work: StepWork) -> dict[str, Any]:
     }
 
 
-def describe_machine(info: EngineInfo) -> dict[str, Any]:
+def describe_machine(info: EngineInfo, stats: EngineStats) -> dict[str, Any]:
     """Peaks are null where the machine was not measured; left of `ridge_intensity` the memory is
     the limit, right of it the operations."""
-    known = info.peak_bytes_per_s > 0
+    known = stats.peak_bytes_per_s > 0
     return {
         "backend": info.backend,
         "numeric_mode": info.numeric_mode,
         "threads": info.threads,
-        "peak_bytes_per_s": info.peak_bytes_per_s if known else None,
-        "peak_flops_per_s": info.peak_flops_per_s if known else None,
-        "ridge_intensity": info.peak_flops_per_s / info.peak_bytes_per_s if known else None,
+        "peak_bytes_per_s": stats.peak_bytes_per_s if known else None,
+        "peak_flops_per_s": stats.peak_flops_per_s if known else None,
+        "ridge_intensity": stats.peak_flops_per_s / stats.peak_bytes_per_s if known else None,
     }

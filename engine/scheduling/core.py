@@ -224,7 +224,9 @@ class EngineCore:
             step_tokens=meter.step_tokens.distribution(),
             chunk_tokens=meter.chunk_tokens.distribution(),
             work=meter.work(),
-            recent_steps=tuple(meter.recent_steps),
+            recent_steps=meter.recent_steps(),
+            peak_bytes_per_s=meter.peaks.bytes_per_s if meter.peaks else 0.0,
+            peak_flops_per_s=meter.peaks.flops_per_s if meter.peaks else 0.0,
             evicted_pages={
                 "room": self._cache.evicted_for_room,
                 "flush": self._cache.evicted_by_flush,

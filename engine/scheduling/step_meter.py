@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from engine.scheduling.step_plan import ScheduledChunk
 from engine.stats import Distribution, StepWork, sum_work
 from kernels.peaks import Peaks
@@ -38,7 +40,11 @@ class Tally:
 
 
 class StepMeter:
-    """Counts and weighs steps as they end. Touched by the engine's thread only."""
+    """Counts and weighs steps as they end. Touched by the engine's thread only.
+
+    What a step has shown, the machine can do: peaks that were measured while it was busy, or
+    beyond caches that hold the weights, are raised to it, so that nothing uses more than all.
+    """
 
     def __init__(self, costs: StepCosts | None = None, peaks: Peaks | None = None) -> None:
         """Without `costs`, or without this machine's `peaks`, bytes, operations or their times are
@@ -46,7 +52,7 @@ class StepMeter:
         self._costs = costs
         self._peaks = peaks
         self._sums: dict[str, StepWork] = {}
-        self.recent_steps: deque[StepWork] = deque(maxlen=RECENT_STEPS)
+        self._recent: deque[StepWork] = deque(maxlen=RECENT_STEPS)
         self.step_ns = Tally(STEP_NS_BOUNDS)
         self.step_tokens = Tally(TOKEN_BOUNDS)
         self.chunk_tokens = Tally(TOKEN_BOUNDS)
@@ -72,23 +78,41 @@ class StepMeter:
         self.step_ns.add(wall_ns)
         self._last_end_ns = end_ns
         flops, memory = self._costs.cost(sequences, num_rows) if self._costs else (0, 0)
-        memory_ns = compute_ns = 0
-        if self._peaks is not None:
-            memory_ns = int(memory * 1e9 / self._peaks.bytes_per_s)
-            compute_ns = int(flops * 1e9 / self._peaks.flops_per_s)
+        if self._peaks is not None and kernel_ns > 0:
+            shown = Peaks(memory * 1e9 / kernel_ns, flops * 1e9 / kernel_ns)
+            self._peaks = self._peaks.best_of(shown)
         kind = "decode" if not num_prefills else "mixed"
         if num_prefills == len(sequences):
             kind = "prefill"
-        step = StepWork(
-            kind, 1, num_tokens, wall_ns, kernel_ns, memory_ns, compute_ns, flops, memory
+        step = self._timed(
+            StepWork(kind, 1, num_tokens, wall_ns, kernel_ns, flops=flops, memory_bytes=memory)
         )
-        self.recent_steps.append(step)
+        self._recent.append(step)
         self._sums[kind] = sum_work([self._sums[kind], step]) if kind in self._sums else step
         return step
 
+    @property
+    def peaks(self) -> Peaks | None:
+        """What the machine is known to do."""
+        return self._peaks
+
     def work(self) -> tuple[StepWork, ...]:
         """The sums of all steps, by kind."""
-        return tuple(self._sums.values())
+        return tuple(map(self._timed, self._sums.values()))
+
+    def recent_steps(self) -> tuple[StepWork, ...]:
+        """The last ones, oldest first."""
+        return tuple(map(self._timed, self._recent))
+
+    def _timed(self, work: StepWork) -> StepWork:
+        """With the times that its bytes and operations take at the present peaks."""
+        if self._peaks is None:
+            return work
+        return msgspec.structs.replace(
+            work,
+            memory_ns=int(work.memory_bytes * 1e9 / self._peaks.bytes_per_s),
+            compute_ns=int(work.flops * 1e9 / self._peaks.flops_per_s),
+        )
 
     def rest(self) -> None:
         """Nothing is left to do: the time until the next step begins is nobody's."""

@@ -178,7 +178,7 @@ class Feed:
             return {}
         self._roofline_ns = view.time_ns
         phases = [describe_work(work) for work in stats.work]
-        machine = describe_machine(self._engine.info)
+        machine = describe_machine(self._engine.info, stats)
         self._plot = {"machine": machine, "phases": phases, "steps": steps}
         return {"roofline": self._plot}
 

@@ -22,7 +22,7 @@ class Roofline:
             raise from_engine(error) from error
         answer = {
             "object": "roofline",
-            "machine": describe_machine(self._engine.info),
+            "machine": describe_machine(self._engine.info, stats),
             "phases": [describe_work(work) for work in stats.work],
             "recent": [describe_work(work) for work in stats.recent_steps],
         }

@@ -54,7 +54,7 @@ def engine_samples(stats: EngineStats, info: EngineInfo, model: str, up: bool) -
     yield Sample(m.CHUNK, (), _buckets(stats.chunk_tokens))
     yield Sample(m.STEP, (), _buckets(stats.step_ns, 1e-9))
     yield from _scheduling(stats.scheduling, up)
-    yield from _roofline(stats, info)
+    yield from _roofline(stats)
 
 
 def _scheduling(kept: SchedulingStats, up: bool) -> Iterator[Sample]:
@@ -69,11 +69,12 @@ def _scheduling(kept: SchedulingStats, up: bool) -> Iterator[Sample]:
     yield Sample(m.FLOOR_STEPS, (), kept.num_floor_steps)
 
 
-def _roofline(stats: EngineStats, info: EngineInfo) -> Iterator[Sample]:
+def _roofline(stats: EngineStats) -> Iterator[Sample]:
     """Counters of all steps, to take rates of; gauges of the last ones."""
-    if info.peak_bytes_per_s:
-        yield Sample(m.PEAK_BANDWIDTH, (), info.peak_bytes_per_s)
-        yield Sample(m.PEAK_FLOPS, (), info.peak_flops_per_s)
+    if stats.peak_bytes_per_s:
+        yield Sample(m.PEAK_BANDWIDTH, (), stats.peak_bytes_per_s)
+    if stats.peak_flops_per_s:
+        yield Sample(m.PEAK_FLOPS, (), stats.peak_flops_per_s)
     for work in stats.work:
         yield Sample(m.STEPS, (work.kind,), work.num_steps)
         yield Sample(m.STEP_WALL, (work.kind,), work.wall_ns / 1e9)

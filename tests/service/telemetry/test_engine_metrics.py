@@ -66,7 +66,7 @@ NOT_TOLD = {
 def raised(value: Any) -> Any:
     """More of the same."""
     match value:
-        case int():
+        case int() | float():
             return value + 1
         case Distribution():
             return Distribution(value.bounds, (1, *value.counts[1:]), value.total + 1)
