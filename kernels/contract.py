@@ -13,7 +13,7 @@ Laws:
   * A page whose id is not in the batch's page table is never read or written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeVar
@@ -292,6 +292,10 @@ M = TypeVar("M", bound=Model)
 K = TypeVar("K", bound=KVPool)
 
 
+def do_nothing() -> None:
+    """While a step computes."""
+
+
 class Backend(Protocol[M, K]):
     """A way to step a decoder. Calls come from one thread at a time.
 
@@ -332,9 +336,13 @@ class Backend(Protocol[M, K]):
     def import_page(self, kv: K, page: int, data: bytes) -> None:
         """The inverse of `export_page`."""
 
-    def step(self, model: M, kv: K, batch: ForwardBatch) -> StepLogits:
+    def step(
+        self, model: M, kv: K, batch: ForwardBatch, meanwhile: Callable[[], None] = do_nothing
+    ) -> StepLogits:
         """Write K and V of the new tokens to their slots and return the logits asked for.
 
+        `meanwhile` is called once on the way, after the step has begun where it can go on by
+        itself. It calls no backend; if it raises, so does `step`, and nothing goes on.
         Raises ContractError, before anything is written, for shapes, dtypes, token or page ids
         outside the contract.
         """

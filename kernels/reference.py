@@ -1,6 +1,6 @@
 """The judge of every backend: the whole contract in plain torch, float32, one function per op."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from kernels.contract import (
     StepLogits,
     Weight,
     check_batch,
+    do_nothing,
 )
 from kernels.dequantise import dequantise
 from kernels.weight_shapes import check_weights, layer_weights
@@ -133,10 +134,17 @@ class ReferenceBackend:
             held[page] = part.view(held.dtype).view(held.shape[1:])
 
     @torch.inference_mode()
-    def step(self, model: ReferenceModel, kv: ReferenceKVPool, batch: ForwardBatch) -> StepLogits:
+    def step(
+        self,
+        model: ReferenceModel,
+        kv: ReferenceKVPool,
+        batch: ForwardBatch,
+        meanwhile: Callable[[], None] = do_nothing,
+    ) -> StepLogits:
         """Write K and V of the new tokens to their slots and return the logits asked for."""
         spec = model.spec
         check_batch(batch, spec, kv.layout, kv.num_pages)
+        meanwhile()
         cos, sin = rope_table(spec, _index(batch.positions))
         x = model.embedding[_index(batch.token_ids)]
         for layer, weights in enumerate(model.layers):

@@ -14,7 +14,9 @@ unless something else is asked for.
 import ctypes
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,7 @@ from kernels.contract import (
     Weight,
     WeightType,
     check_batch,
+    do_nothing,
 )
 from kernels.cpu import build, library
 from kernels.weight_shapes import check_weights
@@ -177,7 +180,13 @@ class CpuBackend:
         source = np.frombuffer(data, dtype=np.uint8)
         self._library.hw_import_page(kv.handle.address, page, source.ctypes.data)
 
-    def step(self, model: CpuModel, kv: CpuKVPool, batch: ForwardBatch) -> StepLogits:
+    def step(
+        self,
+        model: CpuModel,
+        kv: CpuKVPool,
+        batch: ForwardBatch,
+        meanwhile: Callable[[], None] = do_nothing,
+    ) -> StepLogits:
         """One step; the GIL is free while it runs. See contract.Backend.step."""
         spec, layout = model.spec, kv.layout
         if (layout.num_layers, layout.num_kv_heads, layout.head_dim) != (
@@ -186,27 +195,30 @@ class CpuBackend:
             spec.head_dim,
         ):
             raise ContractError("kv has pages of another model's shape")
-        check_batch(batch, spec, layout, kv.num_pages)
-        rows, top = batch.logit_rows.size, batch.num_top
-        if top:
-            ids = np.empty((rows, top), dtype=np.int32)
-            values = np.empty((rows, top), dtype=np.float32)
-            sums = np.empty(rows, dtype=np.float32)
-            logits = StepLogits(None, ids, values, sums)
-            result = library.Result(None, ids.ctypes.data, values.ctypes.data, sums.ctypes.data)
-        else:
-            full = np.empty((rows, spec.vocab_size), dtype=np.float32)
-            logits = StepLogits(full)
-            result = library.Result(full.ctypes.data, None, None, None)
-        groups = _Groups.of(batch)
-        if batch.token_ids.size and self._library.hw_step(
-            self._handle.address,
-            model.handle.address,
-            kv.handle.address,
-            _native_batch(batch, groups),
-            result,
-        ):
+        if not batch.token_ids.size:
+            check_batch(batch, spec, layout, kv.num_pages)
+            meanwhile()
+            return _empty_logits(0, batch.num_top, spec.vocab_size)[0]
+        numbers = _pack(batch) if batch.page_table.ndim == 2 else None
+        status = library.INVALID
+        if numbers is not None:
+            logits, result = _empty_logits(batch.logit_rows.size, batch.num_top, spec.vocab_size)
+            status = self._library.hw_start(
+                self._handle.address,
+                model.handle.address,
+                kv.handle.address,
+                _native_batch(batch, numbers),
+                result,
+            )
+        if status == library.INVALID:
+            check_batch(batch, spec, layout, kv.num_pages)
+            raise ContractError("the batch is outside the contract")
+        if status:
             raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
+        try:
+            meanwhile()
+        finally:
+            self._library.hw_finish(self._handle.address)
         return logits
 
     def read_memory(self, data: NDArray[np.uint8]) -> int:
@@ -235,43 +247,62 @@ def _check_page(kv: CpuKVPool, page: int) -> None:
         raise ContractError(f"page {page} is outside the pool of {kv.num_pages}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """A batch's prefix groups, flat: sequences of group g are [starts[g], starts[g + 1])."""
-
-    starts: Int32Array
-    sequences: Int32Array
-    pages: Int32Array
-
-    @classmethod
-    def of(cls, batch: ForwardBatch) -> "_Groups":
-        starts = np.zeros(len(batch.groups) + 1, dtype=np.int32)
-        np.cumsum([len(group.sequences) for group in batch.groups], out=starts[1:])
-        sequences = [sequence for group in batch.groups for sequence in group.sequences]
+def _pack(batch: ForwardBatch) -> Int32Array | None:
+    """The arrays one after another, as library.Batch has them; None where their shapes or dtypes
+    are outside the contract."""
+    arrays = [
+        batch.token_ids,
+        batch.positions,
+        batch.slot_mapping,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        batch.logit_rows,
+        batch.page_table,
+    ]
+    tokens, (sequences, width) = (batch.token_ids.size,), batch.page_table.shape
+    rows, ends = (batch.logit_rows.size,), (sequences + 1,)
+    wanted = [tokens, tokens, tokens, ends, (sequences,), rows, (sequences, width)]
+    if [array.shape for array in arrays] != wanted:
+        return None
+    if batch.groups:
+        counts = [len(group.sequences) for group in batch.groups]
         pages = [group.num_pages for group in batch.groups]
-        return cls(starts, np.array(sequences, dtype=np.int32), np.array(pages, dtype=np.int32))
+        members = chain.from_iterable(group.sequences for group in batch.groups)
+        numbers = [*pages, *accumulate(counts, initial=0), *members]
+        arrays.append(np.array(numbers, dtype=np.int32))
+    try:
+        return np.concatenate(arrays, axis=None, dtype=np.int32, casting="no")
+    except TypeError:
+        return None
 
 
-def _native_batch(batch: ForwardBatch, groups: _Groups) -> library.Batch:
-    """`batch` and `groups` must outlive the result."""
+def _native_batch(batch: ForwardBatch, numbers: Int32Array) -> library.Batch:
+    """`numbers` must outlive the result."""
+    sequences, width = batch.page_table.shape
     return library.Batch(
         batch.token_ids.size,
-        batch.seq_lens.size,
-        batch.page_table.shape[1],
+        sequences,
+        width,
         batch.logit_rows.size,
         batch.num_top,
-        groups.pages.size,
-        batch.token_ids.ctypes.data,
-        batch.positions.ctypes.data,
-        batch.cu_seqlens_q.ctypes.data,
-        batch.seq_lens.ctypes.data,
-        batch.page_table.ctypes.data,
-        batch.slot_mapping.ctypes.data,
-        batch.logit_rows.ctypes.data,
-        groups.starts.ctypes.data,
-        groups.sequences.ctypes.data,
-        groups.pages.ctypes.data,
+        len(batch.groups),
+        numbers.ctypes.data,
     )
+
+
+def _empty_logits(rows: int, top: int, vocab_size: int) -> tuple[StepLogits, library.Result]:
+    """Where a step's logits go; the first must outlive the second. One piece of memory: an address
+    costs more than the memory."""
+    if not top:
+        full = np.empty((rows, vocab_size), dtype=np.float32)
+        return StepLogits(full), library.Result(full.ctypes.data, None, None, None)
+    count = rows * top
+    memory = np.empty(2 * count + rows, dtype=np.float32)
+    ids = memory[:count].view(np.int32).reshape(rows, top)
+    values = memory[count : 2 * count].reshape(rows, top)
+    address = memory.ctypes.data
+    result = library.Result(None, address, address + 4 * count, address + 8 * count)
+    return StepLogits(None, ids, values, memory[2 * count :]), result
 
 
 def _native_spec(spec: DecoderSpec) -> library.Spec:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from kernels.contract import BackendUnavailable
 
-ABI_VERSION = 4
+ABI_VERSION = 5
+INVALID = -2
+"""The status of a step whose batch is outside the contract."""
 
 
 class SourceWeight(Structure):
@@ -41,7 +43,7 @@ class Spec(Structure):
 
 
 class Batch(Structure):
-    """contract.ForwardBatch."""
+    """contract.ForwardBatch; `numbers` are its arrays one after another."""
 
     _fields_ = (
         ("num_tokens", c_int32),
@@ -50,16 +52,7 @@ class Batch(Structure):
         ("num_rows", c_int32),
         ("num_top", c_int32),
         ("num_groups", c_int32),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("cu_seqlens_q", c_void_p),
-        ("seq_lens", c_void_p),
-        ("page_table", c_void_p),
-        ("slot_mapping", c_void_p),
-        ("logit_rows", c_void_p),
-        ("group_starts", c_void_p),
-        ("group_sequences", c_void_p),
-        ("group_pages", c_void_p),
+        ("numbers", c_void_p),
     )
 
 
@@ -86,7 +79,8 @@ _SIGNATURES = {
     "hw_copy_pages": ([c_void_p, c_void_p, c_void_p, c_int32], None),
     "hw_export_page": ([c_void_p, c_int32, c_void_p], None),
     "hw_import_page": ([c_void_p, c_int32, c_void_p], None),
-    "hw_step": ([c_void_p, c_void_p, c_void_p, POINTER(Batch), POINTER(Result)], c_int32),
+    "hw_start": ([c_void_p, c_void_p, c_void_p, POINTER(Batch), POINTER(Result)], c_int32),
+    "hw_finish": ([c_void_p], None),
     "hw_multiply": ([c_void_p, c_int32, c_int64], c_int64),
     "hw_read": ([c_void_p, c_void_p, c_int64], ctypes.c_uint64),
 }

@@ -1,5 +1,7 @@
 """The whole step on a GPU: Triton kernels, and cuBLAS for the matrix products."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from kernels.contract import (
     KVLayout,
     StepLogits,
     check_batch,
+    do_nothing,
 )
 from kernels.triton.arguments import interpreted
 from kernels.triton.attention import BatchAttention, Tiles, upload
@@ -111,7 +114,13 @@ class TritonBackend:
             begin += part[page].nbytes
 
     @torch.inference_mode()
-    def step(self, model: TritonModel, kv: TritonKVPool, batch: ForwardBatch) -> StepLogits:
+    def step(
+        self,
+        model: TritonModel,
+        kv: TritonKVPool,
+        batch: ForwardBatch,
+        meanwhile: Callable[[], None] = do_nothing,
+    ) -> StepLogits:
         """Write K and V of the new tokens to their slots and return the logits asked for."""
         spec = model.spec
         check_batch(batch, spec, kv.layout, kv.num_pages)
@@ -146,7 +155,9 @@ class TritonBackend:
         (rows,) = upload([batch.logit_rows], self._device)
         branch = None if branch is None else branch[rows].contiguous()
         wanted = self._normed(residual[rows].contiguous(), branch, model.final_norm, spec)
-        return _logits(_linear(wanted, model.head).float(), batch.num_top)
+        logits = _linear(wanted, model.head).float()
+        meanwhile()
+        return _logits(logits, batch.num_top)
 
     def close(self) -> None:
         """Nothing is held beside models and pools."""

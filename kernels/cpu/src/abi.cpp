@@ -1,16 +1,18 @@
-// The C ABI that kernels/cpu/backend.py binds. Functions return null or a negative status when
-// memory is exhausted; arguments are checked by the caller.
+// The C ABI that kernels/cpu/backend.py binds. Functions return null or a status that is not 0 when
+// memory is exhausted; arguments are checked by the caller, but for the numbers of a batch.
 #include <algorithm>
 #include <cstring>
 #include <new>
 
+#include "batch_check.h"
 #include "step.h"
 
 using namespace headwater;
 
 namespace {
 
-constexpr int kAbiVersion = 4;
+constexpr int kAbiVersion = 5;
+constexpr int kNoMemory = -1, kInvalid = -2;
 
 template <class F>
 auto guarded(F make) noexcept -> decltype(make()) {
@@ -99,15 +101,19 @@ void hw_import_page(KVPool* kv, int page, const uint8_t* data) {
   });
 }
 
-int hw_step(Backend* backend, const Model* model, const KVPool* kv, const Batch* batch,
-            const Result* result) {
+// Begins a step, which `hw_finish` ends; nothing is begun where the status is not 0.
+int hw_start(Backend* backend, const Model* model, const KVPool* kv, const PackedBatch* packed,
+             const Result* result) {
+  const Batch batch(*packed);
+  if (!is_valid(batch, model->spec, *kv)) return kInvalid;
   try {
-    step(*backend, *model, *kv, *batch, *result);
+    start_step(*backend, *model, *kv, batch, *result);
     return 0;
   } catch (...) {
-    return -1;
+    return kNoMemory;
   }
 }
+void hw_finish(Backend* backend) { finish_step(*backend); }
 
 // Reads `bytes` at `data` once with all threads; the sum keeps the reads from being left out.
 uint64_t hw_read(Backend* backend, const uint64_t* data, int64_t bytes) {

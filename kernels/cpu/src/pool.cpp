@@ -40,15 +40,18 @@ void Pool::stop() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void Pool::run(std::shared_ptr<Region> region) {
-  const FlushDenormals flush;
+void Pool::start(std::shared_ptr<Region> region) {
   {
     const std::lock_guard lock(mutex_);
-    current_ = region;
+    current_ = std::move(region);
   }
   ++epoch_;
   epoch_.notify_all();
-  work(*region, 0);
+}
+
+void Pool::finish(Region& region) {
+  const FlushDenormals flush;
+  work(region, 0);
   const std::lock_guard lock(mutex_);
   current_.reset();
 }

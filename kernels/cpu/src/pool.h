@@ -45,7 +45,14 @@ class Pool {
   // Runs the region on all threads, the caller being thread 0; returns when all its items are done.
   // Nothing waits for a worker that has not claimed an item: one that wakes late finds the phases
   // done, and holds the region, nothing else, until it has passed them.
-  void run(std::shared_ptr<Region> region);
+  void run(std::shared_ptr<Region> region) {
+    start(region);
+    finish(*region);
+  }
+
+  // The halves of `run`: the workers begin, and go on without the caller until it joins them.
+  void start(std::shared_ptr<Region> region);
+  void finish(Region& region);
 
  private:
   void stop();

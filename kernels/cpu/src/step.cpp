@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "attention_plan.h"
 #include "fetch_plan.h"
@@ -27,23 +28,27 @@ struct Product {
   bool add;
 };
 
+}  // namespace
+
 class Step {
  public:
   Step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
        const Result& result)
       : backend_(backend), isa_(backend.isa), model_(model), spec_(model.spec), kv_(kv),
         batch_(batch), result_(result), ws_(backend.workspace),
-        plan_(batch, spec_, kv.shape.page_size), fetches_(plan_, batch, kv, kv.shape.page_size),
+        plan_(batch_, spec_, kv.shape.page_size), fetches_(plan_, batch_, kv, kv.shape.page_size),
         group_(spec_.num_heads / spec_.num_kv_heads),
         partial_stride_(kPartialHead + spec_.head_dim) {}
 
-  void run() {
+  void start() {
     reserve();
     add_rows(batch_.num_tokens, [this](int row, int) { embed(row); });
     for (int i = 0; i < spec_.num_layers; ++i) add_layer(i);
     add_logits();
-    backend_.pool.run(region_);
+    backend_.pool.start(region_);
   }
+
+  void finish() { backend_.pool.finish(*region_); }
 
  private:
   void reserve() {
@@ -450,8 +455,8 @@ class Step {
   const Model& model_;
   const Spec& spec_;
   const KVPool& kv_;
-  const Batch& batch_;
-  const Result& result_;
+  const Batch batch_;
+  const Result result_;
   Workspace& ws_;
   const AttentionPlan plan_;
   const FetchPlan fetches_;
@@ -461,11 +466,33 @@ class Step {
   std::shared_ptr<Region> region_ = std::make_shared<Region>();
 };
 
-}  // namespace
+Batch::Batch(const PackedBatch& packed)
+    : num_tokens(packed.num_tokens), num_seqs(packed.num_seqs), max_pages(packed.max_pages),
+      num_rows(packed.num_rows), num_top(packed.num_top), num_groups(packed.num_groups) {
+  const int32_t* next = packed.numbers;
+  const auto take = [&next](size_t count) { return std::exchange(next, next + count); };
+  token_ids = take(num_tokens);
+  positions = take(num_tokens);
+  slot_mapping = take(num_tokens);
+  cu_seqlens_q = take(num_seqs + 1);
+  seq_lens = take(num_seqs);
+  logit_rows = take(num_rows);
+  page_table = take(size_t(num_seqs) * max_pages);
+  group_pages = take(num_groups);
+  group_starts = take(num_groups + 1);
+  group_sequences = next;
+}
 
-void step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
-          const Result& result) {
-  Step(backend, model, kv, batch, result).run();
+void start_step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
+                const Result& result) {
+  const auto step = std::make_shared<Step>(backend, model, kv, batch, result);
+  step->start();
+  backend.running = step;
+}
+
+void finish_step(Backend& backend) {
+  backend.running->finish();
+  backend.running.reset();
 }
 
 }  // namespace headwater

@@ -1,6 +1,7 @@
 // One forward step of a decoder over a batch.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "isa.h"
@@ -18,24 +19,36 @@ struct KVPool {
   uint8_t* page(int id) const { return memory.data() + shape.page_bytes() * id; }
 };
 
-// The C ABI's batch (kernels/contract.py, ForwardBatch), checked by the caller.
-struct Batch {
+// The C ABI's batch (kernels/contract.py, ForwardBatch): its arrays lie one after another.
+struct PackedBatch {
   int32_t num_tokens;
   int32_t num_seqs;
   int32_t max_pages;
   int32_t num_rows;
   int32_t num_top;
   int32_t num_groups;
-  const int32_t* token_ids;
+  const int32_t* numbers;
+};
+
+struct Batch {
+  explicit Batch(const PackedBatch& packed);
+
+  int32_t num_tokens;
+  int32_t num_seqs;
+  int32_t max_pages;
+  int32_t num_rows;
+  int32_t num_top;
+  int32_t num_groups;
+  const int32_t* token_ids;        // in the order of a PackedBatch
   const int32_t* positions;
+  const int32_t* slot_mapping;
   const int32_t* cu_seqlens_q;
   const int32_t* seq_lens;
-  const int32_t* page_table;
-  const int32_t* slot_mapping;
   const int32_t* logit_rows;
+  const int32_t* page_table;
+  const int32_t* group_pages;      // [num_groups], how many pages the group's sequences share
   const int32_t* group_starts;     // [num_groups + 1], into group_sequences
   const int32_t* group_sequences;  // prefix groups: sequences whose page tables begin alike
-  const int32_t* group_pages;      // [num_groups], how many pages they share
 };
 
 struct Result {
@@ -64,6 +77,8 @@ struct Workspace {
   std::vector<ThreadScratch> threads;
 };
 
+class Step;
+
 struct Backend {
   Backend(const Isa& table, int num_threads, bool exact_mode)
       : isa(table), pool(num_threads), exact(exact_mode) {
@@ -74,10 +89,15 @@ struct Backend {
   Pool pool;
   const bool exact;
   Workspace workspace;
+  std::shared_ptr<Step> running;  // begun, not finished
 };
 
-// Throws std::bad_alloc before anything is written.
-void step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
-          const Result& result);
+// Begins a step on the pool's workers: all that `batch` and `result` point to is used until
+// `finish_step`. Throws std::bad_alloc before anything is written.
+void start_step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
+                const Result& result);
+
+// Computes with the workers until the step is done.
+void finish_step(Backend& backend);
 
 }  // namespace headwater
