@@ -1,6 +1,6 @@
 """`Core`: what the loop drives, one step at a time, on the engine's own thread."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.stats import EngineLoad, EngineStats, PoolStats
@@ -13,6 +13,11 @@ from engine.types import (
     EngineRequest,
 )
 from engine.views import EngineView, NodeView
+from kernels.contract import do_nothing
+
+
+class MeanwhileFailed(Exception):
+    """What was to be done while a step computes has failed; it is no fault of the step."""
 
 
 class Core(Protocol):
@@ -39,9 +44,10 @@ class Core(Protocol):
         """Monotonic time at which `step` must be called even without input (deadline, scripted
         delay); 0 for never."""
 
-    def step(self) -> Sequence[EngineEvent]:
+    def step(self, meanwhile: Callable[[], None] = do_nothing) -> Sequence[EngineEvent]:
         """Plan and run one step; the events of it, in order. A fault inside fails the requests
-        of the step with Finished(ERROR), never the loop."""
+        of the step with Finished(ERROR), never the loop. `meanwhile` is called once, while
+        it computes if it does; raises MeanwhileFailed if that raises."""
 
     @property
     def load(self) -> EngineLoad:

@@ -91,6 +91,7 @@ class StepLoop:
         self._open: dict[str, _Open] = {}
         self._events: list[EngineEvent] = []
         self._replies: list[Reply] = []
+        self._num_due = 0
         self._drain_asked = False
         self._ending = False
         self._ending_told = False
@@ -103,6 +104,7 @@ class StepLoop:
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         self._poll.register(self._socket, select.POLLIN)
+        self._watches_room = False
 
     def drain(self) -> None:
         """Take no more requests, end when the running ones have ended. Safe in a signal handler."""
@@ -119,10 +121,10 @@ class StepLoop:
                 self._step()
                 if self._refusing:
                     self._refuse_waiting()
-                self._send()
                 if self._ending and not self._open:
                     self._drained = not self._closed
                     break
+            self._send_all()
         except Exception as error:
             self._ending = True
             for request_id in list(self._open):
@@ -131,7 +133,7 @@ class StepLoop:
                 )
                 _tell_failed(request_id, message, self._open[request_id])
                 self._end(request_id, message, retryable=True)
-            self._send()
+            self._send_all()
             raise
         finally:
             try:
@@ -145,9 +147,11 @@ class StepLoop:
 
     def _receive(self) -> bool:
         """Take what has arrived; blocks only when idle. False when the edge is gone."""
-        pending = select.POLLOUT if self._sender.num_pending_bytes else 0
-        self._poll.modify(self._socket, select.POLLIN | pending)
-        ready = dict(self._poll.poll(self._idle_ms()))
+        idle_ms = self._idle_ms()
+        if idle_ms != 0:
+            self._send_all()
+        self._watch_for_room()
+        ready = dict(self._poll.poll(idle_ms))
         if self._wake.fileno() in ready:
             self._wake.recv(_RECV_BYTES)
         if self._drain_asked and not self._ending:
@@ -156,6 +160,14 @@ class StepLoop:
         if flags & select.POLLOUT:
             self._sender.flush()
         return not flags & ~select.POLLOUT or self._read_commands()
+
+    def _watch_for_room(self) -> None:
+        """Have the poll say when the socket takes more, while something waits for that."""
+        waits = self._sender.num_pending_bytes > 0
+        if waits != self._watches_room:
+            self._watches_room = waits
+            pending = select.POLLOUT if waits else 0
+            self._poll.modify(self._socket, select.POLLIN | pending)
 
     def _idle_ms(self) -> float | None:
         """How long there is nothing to do but wait; None is until something arrives."""
@@ -253,10 +265,13 @@ class StepLoop:
             self._end(request_id, _SHUTTING_DOWN, retryable=True)
 
     def _step(self) -> None:
+        """What it says is sent while the next one computes, or at once if there is nothing more
+        to compute."""
         if not self._core.has_work and not 0 < self._core.wake_ns <= time.monotonic_ns():
             return
-        for event in self._core.step():
+        for event in self._core.step(self._send):
             self._note(event)
+        self._num_due = len(self._replies)
 
     def _note(self, event: EngineEvent) -> None:
         state = self._open.get(event.request_id)
@@ -295,19 +310,27 @@ class StepLoop:
             )
         )
 
+    def _send_all(self) -> None:
+        """Send what there is; no step comes that it could wait for."""
+        self._num_due = len(self._replies)
+        self._send()
+
     def _send(self) -> None:
-        """One message for all events and replies since the last. Never blocks; what waits for
-        the socket is bounded by the credits of the open requests."""
+        """One message for all events since the last, and the replies to calls before the last
+        step. Never blocks; what waits for the socket is bounded by the credits of the open
+        requests."""
         cache_events = self._core.take_cache_events()
-        told = self._events or self._replies or cache_events
+        replies = self._replies[: self._num_due]
+        told = self._events or replies or cache_events
         if not told and self._ending == self._ending_told:
             return
         message = StepMessage(
-            tuple(self._events), tuple(self._replies), self._ending, cache_events, self._core.load
+            tuple(self._events), tuple(replies), self._ending, cache_events, self._core.load
         )
         self._ending_told = self._ending
         self._events.clear()
-        self._replies.clear()
+        del self._replies[: self._num_due]
+        self._num_due = 0
         self._sender.push(encode(message))
 
     def _flush_last_words(self) -> None:

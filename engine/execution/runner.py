@@ -1,13 +1,13 @@
 """Runs planned steps on a backend."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Generic
 
 import numpy as np
 
 from engine.execution.forward_batch import SequenceChunk, plan_batch
-from kernels.contract import Backend, K, M, StepLogits
+from kernels.contract import Backend, K, M, StepLogits, do_nothing
 
 
 class ModelRunner(Generic[M, K]):
@@ -25,16 +25,17 @@ class ModelRunner(Generic[M, K]):
         chunks: Sequence[SequenceChunk],
         copies: Sequence[tuple[int, int]],
         num_top: int,
+        meanwhile: Callable[[], None] = do_nothing,
     ) -> StepLogits:
-        """Copy pages (source, destination), then compute the chunks. Raises what the backend
-        raises; the slots of the chunks are garbage then."""
+        """Copy pages (source, destination), then compute the chunks, and do something meanwhile.
+        Raises what the backend raises; the slots of the chunks are garbage then."""
         if copies:
             pages = np.array(copies, dtype=np.int32)
             src, dst = np.ascontiguousarray(pages[:, 0]), np.ascontiguousarray(pages[:, 1])
             self._backend.copy_pages(self._kv, src, dst)
         batch = plan_batch(chunks, self._kv.layout.page_size, num_top)
         start_ns = monotonic_ns()
-        logits = self._backend.step(self._model, self._kv, batch)
+        logits = self._backend.step(self._model, self._kv, batch, meanwhile)
         self.kernel_ns = monotonic_ns() - start_ns
         return logits
 

@@ -1,7 +1,6 @@
 """`EngineCore`: scheduler, runner and sampler as one synchronous engine."""
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -10,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from engine.api import EngineError, RequestRefused
+from engine.core import MeanwhileFailed
 from engine.execution.forward_batch import SequenceChunk
 from engine.execution.grammar import GrammarCompiler
 from engine.execution.penalties import LogitRules, changes_logits
 from engine.execution.runner import ModelRunner
-from engine.execution.sampler import SampledToken, required_top, sample, score
+from engine.execution.sampler import SampledToken, required_top, sample
 from engine.execution.saved_cache import SavedCache
 from engine.limits import check_request
 from engine.scheduling.cache_desk import CacheDesk
@@ -25,6 +25,7 @@ from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
 from engine.scheduling.restoring import Restoring
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.scoring import score_prompts
 from engine.scheduling.step_meter import StepMeter
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
 from engine.stats import EngineLoad, EngineStats, LeaseStats, PoolStats
@@ -37,15 +38,13 @@ from engine.types import (
     EngineRequest,
     Finished,
     FinishReason,
-    PromptLogprobs,
     Started,
     TokenDelta,
-    TokenLogprobs,
     pack_tokens,
     unpack_tokens,
 )
 from engine.views import EngineView, NodeView
-from kernels.contract import Int32Array, StepLogits
+from kernels.contract import Int32Array, do_nothing
 from prefix_cache.cache import AuditError, PoolCounts, PrefixCache
 
 _WARM_UP_NS = 150_000_000
@@ -110,6 +109,7 @@ class EngineCore:
         self._refused: list[Finished] = []
         self._totals = _Totals()
         self._meter = meter or StepMeter()
+        self._unlearned: tuple[StepPlan, float] | None = None
         self._writers = PageWriters(info.num_pages, info.page_size)
         self._lookout = Lookout(cache, scheduler, info.page_size, clock_ns)
 
@@ -177,7 +177,7 @@ class EngineCore:
         times = (self._scheduler.wake_ns, self._idle_audit.due_ns)
         return min(filter(None, times), default=0)
 
-    def step(self) -> Sequence[EngineEvent]:
+    def step(self, meanwhile: Callable[[], None] = do_nothing) -> Sequence[EngineEvent]:
         now_ns = self._clock_ns()
         self._cache.expire()
         self._idle_audit.run_if_due(now_ns, is_idle=not (self._live or self._restores))
@@ -203,15 +203,19 @@ class EngineCore:
         if plan.hopeless:
             events += self._fail(plan.hopeless, "the page pool has no room for the request")
         if plan.chunks:
-            events += self._run(plan, now_ns)
-        elif self._restoring is not None and not events:
-            self._restoring.wait()
+            events += self._run(plan, now_ns, meanwhile)
+        else:
+            meanwhile()
+            if self._restoring is not None and not events:
+                self._restoring.wait()
         if not self.has_work:
+            self._learn()
             self._meter.rest()
         return events
 
     def stats(self) -> EngineStats:
         self._cache.expire()
+        self._learn()
         totals, meter = self._totals, self._meter
         running = self._scheduler.running
         num_disk, num_restored, num_damaged = self._cache.count_disk()
@@ -338,7 +342,9 @@ class EngineCore:
             self._desk.report(request),
         )
 
-    def _run(self, plan: StepPlan, begun_ns: int) -> list[EngineEvent]:
+    def _run(
+        self, plan: StepPlan, begun_ns: int, meanwhile: Callable[[], None]
+    ) -> list[EngineEvent]:
         """Compute the chunks and turn what comes out into events."""
         chunks = plan.chunks
         sampled = [chunk for chunk in chunks if chunk.wants_logits]
@@ -351,10 +357,15 @@ class EngineCore:
                 [_sequence_chunk(chunk) for chunk in chunks],
                 copies,
                 0 if scores or masked else required_top(rows, self._info.vocab_size),
+                lambda: self._do_meanwhile(meanwhile),
             )
-            told, logits = _score(chunks, logits, self._clock_ns()) if scores else ({}, logits)
+            told, logits = (
+                score_prompts(chunks, logits, self._clock_ns()) if scores else ({}, logits)
+            )
             rules = [chunk.request.logit_rules for chunk in sampled]
             tokens = sample(logits, rows, [chunk.end for chunk in sampled], rules)
+        except MeanwhileFailed:
+            raise
         except Exception as fault:
             _log.exception("a step failed")
             self._meter.rest()
@@ -362,7 +373,7 @@ class EngineCore:
         self._totals.steps += 1
         now_ns = self._clock_ns()
         step = self._meter.note(chunks, begun_ns, now_ns, self._runner.kernel_ns)
-        self._scheduler.learn(plan, step.wall_ns / 1e6)
+        self._unlearned = plan, step.wall_ns / 1e6
         events: list[EngineEvent] = []
         chosen = iter(tokens)
         for chunk in chunks:
@@ -376,6 +387,20 @@ class EngineCore:
                 events.append(scored)
             events += self._advance(chunk, token, now_ns)
         return events
+
+    def _do_meanwhile(self, others: Callable[[], None]) -> None:
+        """What the next step computed needs none of: it is done while that computes."""
+        try:
+            others()
+            self._learn()
+        except Exception as error:
+            raise MeanwhileFailed(str(error)) from error
+
+    def _learn(self) -> None:
+        """Let the scheduler know how long the last step took."""
+        if self._unlearned is not None:
+            self._scheduler.learn(*self._unlearned)
+            self._unlearned = None
 
     def _advance(
         self, chunk: ScheduledChunk, token: SampledToken | None, now_ns: int
@@ -462,36 +487,6 @@ def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
         request.table.page_ids,
         chunk.logits,
     )
-
-
-def _score(
-    chunks: Sequence[ScheduledChunk], logits: StepLogits, now_ns: int
-) -> tuple[dict[str, PromptLogprobs | None], StepLogits]:
-    """What the scored positions say, by request (None where it is not finite), and the rows that
-    are left to sample from."""
-    full = logits.full
-    assert full is not None
-    told: dict[str, PromptLogprobs | None] = {}
-    left: list[int] = []
-    row = 0
-    for chunk in chunks:
-        request = chunk.request
-        if chunk.scored:
-            scores: list[TokenLogprobs] = []
-            num_top = request.sampling.prompt_logprobs
-            assert num_top is not None
-            for position in chunk.scored:
-                token_id = int(request.token_ids[position + 1])
-                scores.append(score(full[row], token_id, num_top))
-                row += 1
-            good = not any(math.isnan(each.logprob) for each in scores)
-            first = chunk.scored.start + 1
-            event = PromptLogprobs(request.id, first, tuple(scores), now_ns)
-            told[request.id] = event if good else None
-        if chunk.wants_logits:
-            left.append(row)
-            row += 1
-    return told, StepLogits(full[left])
 
 
 def _pool_stats(counts: PoolCounts) -> PoolStats:

@@ -29,6 +29,7 @@ from engine.types import (
     unpack_tokens,
 )
 from engine.views import MAX_LANES, EngineView, NodeView
+from kernels.contract import do_nothing
 
 NO_SAMPLES: Final = Distribution((), (0,), 0)
 """It computes nothing, so there is nothing to measure."""
@@ -98,7 +99,8 @@ class ScriptedCore:
         due_ns = min((time_ns for time_ns in times if time_ns), default=0)
         return due_ns and max(due_ns, self._next_step_ns)
 
-    def step(self) -> list[EngineEvent]:
+    def step(self, meanwhile: Callable[[], None] = do_nothing) -> list[EngineEvent]:
+        meanwhile()
         self._num_steps += 1
         now_ns = self._clock_ns()
         self._next_step_ns += self._step_ns

@@ -36,6 +36,7 @@ from kernels.contract import (
     StepLogits,
     Weight,
     WeightType,
+    do_nothing,
 )
 from kernels.registry import Selection, select_backend
 from kernels.weight_shapes import layer_shapes
@@ -259,12 +260,18 @@ class FaultyBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def step(self, model: Any, kv: Any, batch: ForwardBatch) -> StepLogits:
+    def step(
+        self,
+        model: Any,
+        kv: Any,
+        batch: ForwardBatch,
+        meanwhile: Callable[[], None] = do_nothing,
+    ) -> StepLogits:
         self.num_steps += 1
         if not self._fails(self.num_steps):
-            return self._backend.step(model, kv, batch)
+            return self._backend.step(model, kv, batch, meanwhile)
         if self.num_steps % 2:
-            self._backend.step(model, kv, batch)
+            self._backend.step(model, kv, batch, meanwhile)
         raise RuntimeError(f"injected at step {self.num_steps}")
 
 

@@ -1,13 +1,14 @@
 """`python -m tests.faults.engine`: the engine process, with a backend that fails when asked."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import engine.runtime
 from engine.__main__ import main
-from kernels.contract import ForwardBatch, StepLogits
+from kernels.contract import ForwardBatch, StepLogits, do_nothing
 from kernels.registry import Selection, select_backend
 from tests.faults.control import take
 
@@ -21,13 +22,19 @@ class FailingBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def step(self, model: object, kv: object, batch: ForwardBatch) -> StepLogits:
+    def step(
+        self,
+        model: object,
+        kv: object,
+        batch: ForwardBatch,
+        meanwhile: Callable[[], None] = do_nothing,
+    ) -> StepLogits:
         if take("raise"):
             raise RuntimeError("injected into the step")
         if take("hang"):
             while True:
                 time.sleep(60)
-        logits: StepLogits = self._backend.step(model, kv, batch)
+        logits: StepLogits = self._backend.step(model, kv, batch, meanwhile)
         if len(batch.logit_rows) and take("nan"):
             if logits.full is not None:
                 logits.full[0] = np.nan

@@ -2,6 +2,7 @@
 fails on any event after it, and `assert_idle` where there was none."""
 
 import random
+from collections.abc import Callable
 from time import monotonic_ns
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from engine.api import EngineError
 from engine.types import EngineRequest, Finished, FinishReason, SamplingParams, pack_tokens
-from kernels.contract import ForwardBatch, StepLogits
+from kernels.contract import ForwardBatch, StepLogits, do_nothing
 from kernels.registry import Selection
 from tests.engine.tiny import (
     EOS,
@@ -202,9 +203,15 @@ def test_aborted_and_late_at_once() -> None:
 class _NotANumber(FaultyBackend):
     """Spoils the logits of one row of chosen steps."""
 
-    def step(self, model: object, kv: object, batch: ForwardBatch) -> StepLogits:
+    def step(
+        self,
+        model: object,
+        kv: object,
+        batch: ForwardBatch,
+        meanwhile: Callable[[], None] = do_nothing,
+    ) -> StepLogits:
         self.num_steps += 1
-        logits = self._backend.step(model, kv, batch)
+        logits = self._backend.step(model, kv, batch, meanwhile)
         if self._fails(self.num_steps):
             if logits.full is not None:
                 logits.full[0, 3] = np.nan

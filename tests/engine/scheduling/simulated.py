@@ -1,6 +1,7 @@
 """A core whose steps take a known time on a clock of its own, and compute nothing."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from engine.types import (
     TokenDelta,
     pack_tokens,
 )
-from kernels.contract import ForwardBatch, KVDType, KVLayout, StepLogits
+from kernels.contract import ForwardBatch, KVDType, KVLayout, StepLogits, do_nothing
 from kernels.registry import Selection
 from tests.engine.tiny import EOS, MODEL, PAGE, SPEC, VOCABULARY
 
@@ -99,7 +100,14 @@ class SimulatedBackend:
     def import_page(self, kv: Any, page: int, data: bytes) -> None:
         return
 
-    def step(self, model: Any, kv: Any, batch: ForwardBatch) -> StepLogits:
+    def step(
+        self,
+        model: Any,
+        kv: Any,
+        batch: ForwardBatch,
+        meanwhile: Callable[[], None] = do_nothing,
+    ) -> StepLogits:
+        meanwhile()
         machine = self.machine
         ms = machine.step_ms(batch) * self._rng.lognormvariate(0.0, machine.spread)
         ms *= 5 if self._rng.random() < machine.stalls else 1

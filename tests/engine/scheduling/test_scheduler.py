@@ -1,9 +1,12 @@
 """Who computes how much in a step: decodes first, prefills side by side, order, slots, credits."""
 
+from collections.abc import Callable
+
 import pytest
 
+from engine.core import MeanwhileFailed
 from engine.types import EngineEvent, Finished, FinishReason, SamplingParams, Started, TokenDelta
-from kernels.contract import ForwardBatch, StepLogits
+from kernels.contract import ForwardBatch, StepLogits, do_nothing
 from kernels.registry import Selection
 from tests.engine.tiny import PAGE, Driver, FaultyBackend, faulty, prompt, tiny_core
 
@@ -144,9 +147,15 @@ class _Recording(FaultyBackend):
 
     batches: list[ForwardBatch]
 
-    def step(self, model: object, kv: object, batch: ForwardBatch) -> StepLogits:
+    def step(
+        self,
+        model: object,
+        kv: object,
+        batch: ForwardBatch,
+        meanwhile: Callable[[], None] = do_nothing,
+    ) -> StepLogits:
         self.batches.append(batch)
-        return self._backend.step(model, kv, batch)
+        return self._backend.step(model, kv, batch, meanwhile)
 
 
 @pytest.mark.parametrize("length", [PAGE - 1, PAGE, PAGE + 1])
@@ -202,3 +211,17 @@ def test_credits_bound_what_is_sent_also_through_preemption() -> None:
             Driver(tiny_core()).answer(prompt(i, 40), 60).tokens
         )
     run.assert_idle()
+
+
+def test_what_fails_meanwhile_is_no_fault_of_the_step() -> None:
+    """The loop ends then, and tells all; the requests are not told that their step failed."""
+    run = Driver(tiny_core())
+    run.add(prompt(1, 20), 4)
+
+    def fail() -> None:
+        raise OSError("the border broke")
+
+    with pytest.raises(MeanwhileFailed, match="the border broke"):
+        run.core.step(fail)
+    assert run.core.stats().running == 1
+    run.core.audit()

@@ -3,7 +3,9 @@
 import logging
 import random
 import socket
+import threading
 from collections import deque
+from collections.abc import Callable
 
 import anyio
 import msgspec
@@ -34,6 +36,7 @@ from engine.wire.messages import (
     decode_from_engine,
     encode,
 )
+from kernels.contract import do_nothing
 from tests.engine.transport.playing import finished, read, request, text_of
 
 PATIENCE_S = 20.0
@@ -172,7 +175,7 @@ def test_a_step_larger_than_the_socket_is_sent_whole() -> None:
 class _Full(ScriptedCore):
     """Has no room for anything."""
 
-    def step(self) -> list[EngineEvent]:
+    def step(self, meanwhile: Callable[[], None] = do_nothing) -> list[EngineEvent]:
         return []
 
 
@@ -185,6 +188,35 @@ def test_drain_refuses_what_has_not_started() -> None:
     assert "may be repeated" in end.message
 
 
+class _Computing(ScriptedCore):
+    """Its second step computes until somebody has heard of the first."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda asked: text_script("abc", 1))
+        self.num_steps = 0
+        self.heard = threading.Event()
+
+    def step(self, meanwhile: Callable[[], None] = do_nothing) -> list[EngineEvent]:
+        self.num_steps += 1
+        events = super().step(meanwhile)
+        if self.num_steps == 2:
+            assert self.heard.wait(PATIENCE_S)
+        return events
+
+
+def test_a_step_is_told_while_the_next_one_computes() -> None:
+    computing = _Computing()
+    conversation = Conversation(computing, commands(Add(request("a"))))
+    message = conversation.next()
+    assert isinstance(message, StepMessage)
+    assert text_of(list(message.events)) == b"a"
+    computing.heard.set()
+    conversation.ours.sendall(commands(Drain()))
+    events = of_request([message, *conversation.hear()], "a")
+    assert text_of(events) == b"abc"
+    assert finished(events).reason is FinishReason.STOP
+
+
 def test_requests_after_close_still_end_once() -> None:
     first = commands(Add(request("a")), Close(), Add(request("b")), Abort("b"), Grant("a", 3))
     steps = Conversation(core(), first).hear()
@@ -195,8 +227,8 @@ def test_requests_after_close_still_end_once() -> None:
 class _Talkative(ScriptedCore):
     """Ends its requests, then goes on about them."""
 
-    def step(self) -> list[EngineEvent]:
-        events = super().step()
+    def step(self, meanwhile: Callable[[], None] = do_nothing) -> list[EngineEvent]:
+        events = super().step(meanwhile)
         ends = [event for event in events if isinstance(event, Finished)]
         return [*events, *ends, *[Started(end.request_id, 1, 0, 1) for end in ends]]
 
