@@ -9,19 +9,33 @@ import re
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import httpx
 import pytest
 
 from tests.faults.control import Fault, ask_for, asked_for
+from tests.faults.disk import damage, full, small_disk
 from tests.faults.live import PATHS, FaultyServer, body_of, ends_of, serving, until
 
 COMPLETIONS = "/v1/completions"
 STATUSES = {200, 500, 503, 529}
-INJECTED: tuple[Fault, ...] = ("raise", "nan", "tokenizer", "stall", "kill")
+INJECTED: Final[tuple[Fault | Literal["disk full", "disk corrupt"], ...]] = (
+    "disk full",
+    "raise",
+    "nan",
+    "disk corrupt",
+    "tokenizer",
+    "stall",
+    "kill",
+)
 ARGUMENTS = ("--kv-memory", "256MiB", "--engine-restarts", "1000")
+ON_DISK = ("--kv-memory", "32MiB", "--max-context", "1024", "--cache-disk", "128MiB")
+DISK_SIZE = "192m"
+"""More than the second tier may use: it is full only when a test fills it."""
+NO_ROOM = "the second tier keeps only what fits"
 
 
 class Load:
@@ -53,7 +67,7 @@ class Load:
         with httpx.Client(base_url=self._url, timeout=60, trust_env=False) as http:
             while not self._stop.is_set():
                 path, stream = rng.choice(PATHS), rng.random() < 0.7
-                text = f"{rng.randint(0, 5)} " + "and on it goes " * rng.choice((1, 10, 60))
+                text = f"{rng.randint(0, 20)} " + "and on it goes " * rng.choice((1, 10, 60))
                 length = rng.randint(1, 30)
                 body = body_of(path, stream=stream, text=text, max_tokens=length)
                 answer = http.post(path, json=body)
@@ -160,8 +174,73 @@ def test_neighbours_of_a_spoilt_request_go_on(tmp_path: Path) -> None:
         check_pages(server)
 
 
-def run_faults(server: FaultyServer, folder: Path, times: int, num_clients: int) -> list[str]:
+def damaged(server: FaultyServer) -> int:
+    return server.stats()["num_damaged_pages"]
+
+
+def evict_by_others(server: FaultyServer, seed: str) -> None:
+    """More prompts than the memory has pages for."""
+    for number in range(6):
+        complete(server, f"{seed} {number}: " + "somebody else's words " * 80).raise_for_status()
+
+
+def test_a_full_disk_and_a_corrupt_one(tmp_path: Path) -> None:
+    """Each is told of; no answer fails, and none is another one."""
+    prompt = "Once upon a midnight dreary, while I pondered, " * 30
+    with (
+        small_disk(tmp_path / "disk", DISK_SIZE) as disk,
+        serving(tmp_path, *ON_DISK, "--cache-dir", str(disk)) as server,
+    ):
+        good = complete(server, prompt).raise_for_status().json()["choices"]
+        with full(disk):
+            evict_by_others(server, "full")
+            assert server.log.count(NO_ROOM) == 1
+            assert complete(server, prompt).json()["choices"] == good
+        server.http.post("/admin/cache/flush").raise_for_status()
+
+        complete(server, prompt)
+        evict_by_others(server, "whole")
+        whole = complete(server, prompt)
+        assert whole.json()["choices"] == good
+        assert cached(whole) > 200, "it came back from disk"
+        assert damaged(server) == 0
+
+        evict_by_others(server, "corrupt")
+        damage(disk)
+        corrupt = complete(server, prompt)
+        assert damaged(server) == 1
+        assert cached(corrupt) < 32, "what was not written came back"
+        assert corrupt.json()["choices"] == good
+        check_pages(server)
+
+
+def inject(server: FaultyServer, folder: Path, disk: Path, fault: str, held: ExitStack) -> None:
+    """Let it happen and return at once when it has; what lasts, lasts as long as `held`."""
+    if fault == "kill":
+        server.signal_engine(signal.SIGKILL)
+    elif fault == "disk full":
+        told = server.log.count(NO_ROOM)
+        held.enter_context(full(disk))
+        until(lambda: server.log.count(NO_ROOM) > told)
+    elif fault == "disk corrupt":
+        before = damaged(server)
+
+        def met() -> bool:
+            damage(disk)
+            return damaged(server) > before
+
+        until(met)
+    else:
+        ask_for(folder, fault)  # type: ignore[arg-type]
+        until(lambda: not asked_for(folder, fault))  # type: ignore[arg-type]
+
+
+def run_faults(
+    server: FaultyServer, folder: Path, disk: Path, times: int, num_clients: int
+) -> list[str]:
     """Inject each kind `times` times under load; the recovery times of each kind, for people."""
+    prompt = "Once upon a midnight dreary, while I pondered, " * 10
+    good = complete(server, prompt).raise_for_status().json()["choices"]
     load = Load(server, num_clients)
     rng = random.Random(1)
     took: dict[str, list[float]] = {}
@@ -169,20 +248,20 @@ def run_faults(server: FaultyServer, folder: Path, times: int, num_clients: int)
         for number in range(times):
             for fault in INJECTED:
                 threading.Event().wait(rng.random() * 0.3)
-                if fault == "kill":
-                    server.signal_engine(signal.SIGKILL)
-                else:
-                    ask_for(folder, fault)
-                    until(lambda fault=fault: not asked_for(folder, fault))  # type: ignore[misc]
-                begin_s = time.monotonic()
-                seconds_to_answer(server)
-                took.setdefault(fault, []).append(time.monotonic() - begin_s)
+                with ExitStack() as held:
+                    inject(server, folder, disk, fault, held)
+                    begin_s = time.monotonic()
+                    seconds_to_answer(server)
+                    took.setdefault(fault, []).append(time.monotonic() - begin_s)
+                    if fault.startswith("disk"):
+                        assert complete(server, prompt).json()["choices"] == good
             assert not load.faults, load.faults
             server.wait_restarts(number + 1)
     finally:
         load.end()
     assert not load.faults, load.faults
     assert load.num_good > times
+    assert complete(server, prompt).json()["choices"] == good
     check_pages(server)
     # Two seconds; on a machine so busy that a start takes longer, not much longer than that.
     start_s = float(re.findall(r"ready on \S+ in ([0-9.]+) s", server.log)[0])
@@ -200,8 +279,12 @@ def run_faults(server: FaultyServer, folder: Path, times: int, num_clients: int)
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_each_twenty_times_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(tmp_path, *ARGUMENTS) as server:
-        lines = run_faults(server, tmp_path, 20, 4)
+    arguments = (*ON_DISK, "--engine-restarts", "1000")
+    with (
+        small_disk(tmp_path / "disk", DISK_SIZE) as disk,
+        serving(tmp_path, *arguments, "--cache-dir", str(disk)) as server,
+    ):
+        lines = run_faults(server, tmp_path, disk, 20, 4)
         log = tmp_path / "log"
         log.write_text(log.read_text().replace("Traceback", "traceback"))
     with capsys.disabled():

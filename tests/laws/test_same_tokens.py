@@ -14,7 +14,7 @@ from tests.engine.tiny import PAGE, Answer, Driver, prompt, tiny_core
 
 GREEDY = SamplingParams(24, ignore_eos=True, logprobs=3)
 SAMPLED = msgspec.structs.replace(GREEDY, temperature=0.9, top_k=30, top_p=0.95, seed=11)
-LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 100, 255, 257)
+LENGTHS = (1, 7, 8, PAGE - 1, PAGE, PAGE + 1, 63, 64, 65, 100, 255, 257)
 
 
 @pytest.fixture(params=["cpu", "reference"])
