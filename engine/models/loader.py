@@ -1,5 +1,7 @@
 """`load_model`: a GGUF file or a Hugging Face folder as spec, weights and identity."""
 
+import mmap
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +40,9 @@ def load_model(path: Path) -> LoadedModel:
         raise CheckpointError(path, "no such file or folder")
     file = open_gguf(path)
     spec, weights = model_from_gguf(file)
-    return LoadedModel(path.stem, xxhash.xxh3_128_hexdigest(file.data), spec, weights)
+    digest = xxhash.xxh3_128_hexdigest(file.data)
+    _let_go(file.data)
+    return LoadedModel(path.stem, digest, spec, weights)
 
 
 def _load_folder(path: Path) -> LoadedModel:
@@ -51,4 +55,11 @@ def _load_folder(path: Path) -> LoadedModel:
     for data in folder.files.values():
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
+        _let_go(data)
     return LoadedModel(path.name, digest.hexdigest(), spec, weights)
+
+
+def _let_go(data: mmap.mmap) -> None:
+    """What was read only to be hashed does not count as this process's memory."""
+    if sys.platform == "linux":
+        data.madvise(mmap.MADV_DONTNEED)

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,18 @@ def test_what_cannot_be_prepared_is_told_when_it_is_wanted(tmp_path: Path) -> No
     build = prepare_core(msgspec.structs.replace(CONFIG, model=str(tmp_path / "none.gguf")))
     with pytest.raises(CheckpointError, match="no such file"):
         build()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_what_was_prepared_holds_little_of_the_file(tmp_path: Path) -> None:
+    """Its contents were hashed, all of them; a spare engine is to be small all the same."""
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path(), path)
+    build = prepare_core(msgspec.structs.replace(CONFIG, model=str(path)))
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    resident_kb = 0
+    for line in lines:
+        if line.endswith(str(path)):
+            resident_kb += next(int(each.split()[1]) for each in lines if each[:4] == "Rss:")
+    assert resident_kb * 1024 < path.stat().st_size / 8
+    build().close()
