@@ -10,8 +10,8 @@
 namespace headwater::avx512_kernels {
 namespace {
 
-constexpr int kPrefetchBytes = 4096;  // ahead in the weight stream; no address faults
-constexpr int kRows = 8;              // activation rows in registers
+constexpr int kRows = 6;   // activation rows in registers
+constexpr int kTiles = 2;  // and weight tiles: an activation is loaded once for both
 
 inline __m512i broadcast_word(const void* p) {
   int32_t word;
@@ -23,12 +23,25 @@ inline __m512 load_half(const uint8_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-template <int kBytes>
-inline void prefetch(const uint8_t* p) {
-#pragma GCC unroll 16
-  for (int line = 0; line < kBytes; line += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes + line, _MM_HINT_T0);
-}
+// Keeps the compiler from moving work across: reordered sums spill the register tile.
+inline void keep_order(__m512i& v) { asm volatile("" : "+v"(v)); }
+
+// The weights of the tiles after those at work, fetched while they are: evenly, lest products wait
+// for memory at one time and memory for products at another. No address faults.
+struct Stream {
+  Stream(const uint8_t* begin, size_t bytes, int chances)
+      : next(begin), end(begin + bytes), pace(int((bytes / kLine + chances) / chances)) {}
+
+  static constexpr int kLine = 64;
+  const uint8_t* next;
+  const uint8_t* const end;
+  const int pace;  // lines at a time
+
+  void fetch() {
+    for (int i = 0; i < pace && next < end; ++i, next += kLine)
+      _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+  }
+};
 
 // 4-bit weights, int8 activations.
 template <WeightType kType>
@@ -37,33 +50,50 @@ struct Int4Int8 {
   static constexpr int scales = kType == WeightType::kQ4_1 ? 64 : 32;
   static constexpr int bytes = scales + 256;
 
-  template <int T>
-  static inline void block(const uint8_t* w, const Act* const (&x)[T], __m512 (&acc)[T]) {
+  template <int R, int N>
+  static inline void block(const uint8_t* w, size_t tile_bytes, const Act* const (&x)[R],
+                           __m512 (&acc)[R][N]) {
     const __m512i nibble = _mm512_set1_epi8(15);
-    __m512i sum[T];
-    for (int t = 0; t < T; ++t) sum[t] = _mm512_setzero_si512();
+    __m512i sum[R][N];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) sum[r][n] = _mm512_setzero_si512();
 #pragma GCC unroll 4
     for (int g = 0; g < 4; ++g) {
-      const __m512i raw = _mm512_loadu_si512(w + scales + 64 * g);
-      const __m512i low = _mm512_and_si512(raw, nibble);
-      const __m512i high = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) {
-        sum[t] = _mm512_dpbusd_epi32(sum[t], low, broadcast_word(x[t]->q + 4 * g));
-        sum[t] = _mm512_dpbusd_epi32(sum[t], high, broadcast_word(x[t]->q + 4 * g + 16));
+      __m512i low[N], high[N];
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
+        const __m512i raw = _mm512_loadu_si512(w + n * tile_bytes + scales + 64 * g);
+        low[n] = _mm512_and_si512(raw, nibble);
+        high[n] = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const __m512i a = broadcast_word(x[r]->q + 4 * g);
+        const __m512i b = broadcast_word(x[r]->q + 4 * g + 16);
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) sum[r][n] = _mm512_dpbusd_epi32(sum[r][n], low[n], a);
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) {
+          sum[r][n] = _mm512_dpbusd_epi32(sum[r][n], high[n], b);
+          keep_order(sum[r][n]);
+        }
       }
     }
-    const __m512 d = load_half(w);
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-      const __m512 isum = _mm512_cvtepi32_ps(sum[t]);
-      __m512 term;
-      if constexpr (kType == WeightType::kQ4_1)
-        term = _mm512_fmadd_ps(d, isum,
-                               _mm512_mul_ps(load_half(w + 32), _mm512_set1_ps(x[t]->sum)));
-      else
-        term = _mm512_mul_ps(d, _mm512_sub_ps(isum, _mm512_set1_ps(8.0f * x[t]->sum)));
-      acc[t] = _mm512_fmadd_ps(term, _mm512_set1_ps(x[t]->scale), acc[t]);
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n, w += tile_bytes) {
+      const __m512 d = load_half(w);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const __m512 isum = _mm512_cvtepi32_ps(sum[r][n]);
+        __m512 term;
+        if constexpr (kType == WeightType::kQ4_1)
+          term = _mm512_fmadd_ps(d, isum,
+                                 _mm512_mul_ps(load_half(w + 32), _mm512_set1_ps(x[r]->sum)));
+        else
+          term = _mm512_mul_ps(d, _mm512_sub_ps(isum, _mm512_set1_ps(8.0f * x[r]->sum)));
+        acc[r][n] = _mm512_fmadd_ps(term, _mm512_set1_ps(x[r]->scale), acc[r][n]);
+      }
     }
   }
 };
@@ -73,60 +103,89 @@ struct Int8Int16 {
   using Act = Act16;
   static constexpr int bytes = 544;
 
-  template <int T>
-  static inline void block(const uint8_t* w, const Act* const (&x)[T], __m512 (&acc)[T]) {
-    __m512i sum[T];
-    for (int t = 0; t < T; ++t) sum[t] = _mm512_setzero_si512();
+  template <int R, int N>
+  static inline void block(const uint8_t* w, size_t tile_bytes, const Act* const (&x)[R],
+                           __m512 (&acc)[R][N]) {
+    __m512i sum[R][N];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) sum[r][n] = _mm512_setzero_si512();
 #pragma GCC unroll 16
     for (int pair = 0; pair < 16; ++pair) {
-      const __m512i q = _mm512_cvtepi8_epi16(
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 32 + 32 * pair)));
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t)
-        sum[t] = _mm512_dpwssd_epi32(sum[t], q, broadcast_word(x[t]->q + 2 * pair));
+      __m512i q[N];
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n)
+        q[n] = _mm512_cvtepi8_epi16(_mm256_loadu_si256(
+            reinterpret_cast<const __m256i*>(w + n * tile_bytes + 32 + 32 * pair)));
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const __m512i v = broadcast_word(x[r]->q + 2 * pair);
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) {
+          sum[r][n] = _mm512_dpwssd_epi32(sum[r][n], q[n], v);
+          keep_order(sum[r][n]);
+        }
+      }
     }
-    const __m512 d = load_half(w);
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t)
-      acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(d, _mm512_cvtepi32_ps(sum[t])),
-                               _mm512_set1_ps(x[t]->scale), acc[t]);
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n, w += tile_bytes) {
+      const __m512 d = load_half(w);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r)
+        acc[r][n] = _mm512_fmadd_ps(_mm512_mul_ps(d, _mm512_cvtepi32_ps(sum[r][n])),
+                                    _mm512_set1_ps(x[r]->scale), acc[r][n]);
+    }
   }
 };
 
-// T rows against one weight tile over all blocks of columns; kFirst: its first rows, for whom the
-// weights come from memory. kAhead: there is something to be fetched meanwhile.
-template <class Kernel, bool kFirst, int T, bool kAhead = false>
+// R rows against N weight tiles over all blocks of columns. kAhead: something else is to be fetched
+// meanwhile.
+template <class Kernel, int R, int N, bool kAhead = false>
 void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float* out,
-          ptrdiff_t stride, Ahead& ahead) {
-  const typename Kernel::Act* x[T];
-  __m512 acc[T];
-  for (int t = 0; t < T; ++t) x[t] = acts + size_t(t) * blocks;
-  for (int t = 0; t < T; ++t) acc[t] = _mm512_setzero_ps();
-  for (int b = 0; b < blocks; ++b, w += Kernel::bytes) {
-    if constexpr (kFirst) prefetch<Kernel::bytes>(w);
-    if constexpr (kAhead) ahead.fetch();
-    Kernel::template block<T>(w, x, acc);
-    for (int t = 0; t < T; ++t) ++x[t];
+          ptrdiff_t stride, Stream& stream, Ahead& ahead) {
+  const size_t tile_bytes = size_t(blocks) * Kernel::bytes;
+  const typename Kernel::Act* x[R];
+  __m512 acc[R][N];
+  for (int r = 0; r < R; ++r) {
+    x[r] = acts + size_t(r) * blocks;
+    for (int n = 0; n < N; ++n) acc[r][n] = _mm512_setzero_ps();
   }
-  for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + t * stride, acc[t]);
+  for (int b = 0; b < blocks; ++b, w += Kernel::bytes) {
+    stream.fetch();
+    if constexpr (kAhead) ahead.fetch();
+    Kernel::template block<R, N>(w, tile_bytes, x, acc);
+    for (int r = 0; r < R; ++r) ++x[r];
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n)
+      _mm512_storeu_ps(out + r * stride + n * kTileRows, acc[r][n]);
 }
 
-template <class Kernel, bool kFirst>
+template <class Kernel, int N>
 void some_rows(int count, const uint8_t* w, const typename Kernel::Act* x, int blocks, float* out,
-               ptrdiff_t stride, Ahead& ahead) {
+               ptrdiff_t stride, Stream& stream, Ahead& ahead) {
   switch (count) {
-    case 1: rows<Kernel, kFirst, 1>(w, x, blocks, out, stride, ahead); break;
-    case 2: rows<Kernel, kFirst, 2>(w, x, blocks, out, stride, ahead); break;
-    case 3: rows<Kernel, kFirst, 3>(w, x, blocks, out, stride, ahead); break;
-    case 4: rows<Kernel, kFirst, 4>(w, x, blocks, out, stride, ahead); break;
-    case 5: rows<Kernel, kFirst, 5>(w, x, blocks, out, stride, ahead); break;
-    case 6: rows<Kernel, kFirst, 6>(w, x, blocks, out, stride, ahead); break;
-    case 7: rows<Kernel, kFirst, 7>(w, x, blocks, out, stride, ahead); break;
-    default:
-      if (ahead.left > 0)
-        rows<Kernel, kFirst, kRows, true>(w, x, blocks, out, stride, ahead);
-      else
-        rows<Kernel, kFirst, kRows>(w, x, blocks, out, stride, ahead);
+    case 1: return rows<Kernel, 1, N>(w, x, blocks, out, stride, stream, ahead);
+    case 2: return rows<Kernel, 2, N>(w, x, blocks, out, stride, stream, ahead);
+    case 3: return rows<Kernel, 3, N>(w, x, blocks, out, stride, stream, ahead);
+    case 4: return rows<Kernel, 4, N, true>(w, x, blocks, out, stride, stream, ahead);
+    case 5: return rows<Kernel, 5, N, true>(w, x, blocks, out, stride, stream, ahead);
+    default: return rows<Kernel, kRows, N, true>(w, x, blocks, out, stride, stream, ahead);
+  }
+}
+
+// All rows against N tiles, as many at a time in every pass as can be.
+template <class Kernel, int N>
+void all_rows(const uint8_t* w, const typename Kernel::Act* x, int num_rows, int blocks, float* out,
+              ptrdiff_t stride, Ahead& ahead) {
+  const size_t bytes = size_t(N) * blocks * Kernel::bytes;
+  const int passes = (num_rows + kRows - 1) / kRows;
+  Stream stream(w + bytes, bytes, passes * blocks);
+  for (int pass = 0, row = 0; pass < passes; ++pass) {
+    const int count = (num_rows - row) / (passes - pass);
+    some_rows<Kernel, N>(count, w, x + size_t(row) * blocks, blocks, out + row * stride, stride,
+                         stream, ahead);
+    row += count;
   }
 }
 
@@ -134,14 +193,16 @@ template <class Kernel>
 void quantised(const Matrix& w, const typename Kernel::Act* x, int num_rows, int first_tile,
                int num_tiles, float* out, ptrdiff_t stride, Ahead& ahead) {
   const int blocks = w.units();
-  for (int i = 0; i < num_tiles; ++i, out += kTileRows) {
-    const uint8_t* tile = w.tile(first_tile + i);
-    some_rows<Kernel, true>(num_rows, tile, x, blocks, out, stride, ahead);
-    for (int row = kRows; row < num_rows; row += kRows)
-      some_rows<Kernel, false>(num_rows - row, tile, x + size_t(row) * blocks, blocks,
-                               out + row * stride, stride, ahead);
+  int tile = first_tile;
+  for (; num_rows > 2 && tile + kTiles <= first_tile + num_tiles; tile += kTiles) {
+    all_rows<Kernel, kTiles>(w.tile(tile), x, num_rows, blocks, out, stride, ahead);
+    out += kTiles * kTileRows;
   }
+  for (; tile < first_tile + num_tiles; ++tile, out += kTileRows)
+    all_rows<Kernel, 1>(w.tile(tile), x, num_rows, blocks, out, stride, ahead);
 }
+
+constexpr int kFloatRows = 8;
 
 // T rows of floats against an unpacked tile [cols][16].
 template <int T>
@@ -178,8 +239,8 @@ void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num
     float* y = out + i * kTileRows;
     const float* in = x.f32 + first_row * x.stride;
     int row = 0;
-    for (; row + kRows <= num_rows; row += kRows)
-      float_rows<kRows>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride);
+    for (; row + kFloatRows <= num_rows; row += kFloatRows)
+      float_rows<kFloatRows>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride);
     for (; row < num_rows; ++row)
       float_rows<1>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride);
   }

@@ -13,7 +13,7 @@ namespace headwater {
 namespace {
 
 constexpr int kChunkRows = 128;  // rows of one linear item: their activations stay in the L2 cache
-constexpr int kOutputFloats = 4096;
+constexpr int kOutputFloats = 8192;
 constexpr int kMergedBlocks = 4;  // a tile's partials of so many stay in the L2 cache
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -103,10 +103,12 @@ class Step {
     });
   }
 
-  // Weight tiles of one item: enough items for all threads, outputs that fit the scratch.
+  // Weight tiles of one item: enough items for all threads, outputs that fit the scratch, and pairs
+  // of tiles where there are many rows.
   int tiles_per_item(int tiles, int rows) const {
-    const int most = std::max(1, 16 / ceil_div(rows, 4));
-    return std::clamp(tiles / (backend_.pool.threads() * 8), 1, most);
+    const int most = 2 * std::max(1, 16 / ceil_div(rows, 4));
+    const int count = std::clamp(tiles / (backend_.pool.threads() * 8), 1, most);
+    return rows > 2 ? round_up(count, 2) : count;
   }
 
   void add_linear(const Acts& x, int rows, std::vector<Product> products, FetchPart part = {}) {
