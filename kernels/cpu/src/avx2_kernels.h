@@ -7,8 +7,8 @@
 namespace headwater::avx2_kernels {
 
 void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch,
-            Ahead& ahead);
+            int first_tile, int num_tiles, float* out, ptrdiff_t stride, bool add,
+            float* scratch, Ahead& ahead);
 // 16 rows by the columns of a unit, and of a whole tile, as floats [columns][16].
 void unpack_unit(const Matrix& w, const uint8_t* unit, float* out);
 void unpack_tile(const Matrix& w, int tile, float* out);

@@ -33,6 +33,10 @@ inline void prefetch(const uint8_t* p) {
     _mm_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes + line, _MM_HINT_T0);
 }
 
+inline void store(float* out, __m256 sum, bool add) {
+  _mm256_storeu_ps(out, add ? _mm256_add_ps(_mm256_loadu_ps(out), sum) : sum);
+}
+
 // Keeps the compiler from moving work across: reordered sums spill the register tile and halve the
 // speed.
 inline void keep_order(__m256i& v) { asm volatile("" : "+x"(v)); }
@@ -132,7 +136,7 @@ struct Int8Int16 {
 // weights come from memory. kAhead: there is something to be fetched meanwhile.
 template <class Kernel, bool kFirst, int T, bool kAhead = false>
 void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float* out,
-          ptrdiff_t stride, Ahead& ahead) {
+          ptrdiff_t stride, bool add, Ahead& ahead) {
   const typename Kernel::Act* x[T];
   __m256 acc[2][T];
   for (int t = 0; t < T; ++t) x[t] = acts + size_t(t) * blocks;
@@ -144,34 +148,34 @@ void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float*
     for (int t = 0; t < T; ++t) ++x[t];
   }
   for (int t = 0; t < T; ++t)
-    for (int r = 0; r < 2; ++r) _mm256_storeu_ps(out + t * stride + 8 * r, acc[r][t]);
+    for (int r = 0; r < 2; ++r) store(out + t * stride + 8 * r, acc[r][t], add);
 }
 
 template <class Kernel, bool kFirst>
 void some_rows(int count, const uint8_t* w, const typename Kernel::Act* x, int blocks, float* out,
-               ptrdiff_t stride, Ahead& ahead) {
+               ptrdiff_t stride, bool add, Ahead& ahead) {
   switch (count) {
-    case 1: rows<Kernel, kFirst, 1>(w, x, blocks, out, stride, ahead); break;
-    case 2: rows<Kernel, kFirst, 2>(w, x, blocks, out, stride, ahead); break;
-    case 3: rows<Kernel, kFirst, 3>(w, x, blocks, out, stride, ahead); break;
+    case 1: rows<Kernel, kFirst, 1>(w, x, blocks, out, stride, add, ahead); break;
+    case 2: rows<Kernel, kFirst, 2>(w, x, blocks, out, stride, add, ahead); break;
+    case 3: rows<Kernel, kFirst, 3>(w, x, blocks, out, stride, add, ahead); break;
     default:
       if (ahead.left > 0)
-        rows<Kernel, kFirst, kRows, true>(w, x, blocks, out, stride, ahead);
+        rows<Kernel, kFirst, kRows, true>(w, x, blocks, out, stride, add, ahead);
       else
-        rows<Kernel, kFirst, kRows>(w, x, blocks, out, stride, ahead);
+        rows<Kernel, kFirst, kRows>(w, x, blocks, out, stride, add, ahead);
   }
 }
 
 template <class Kernel>
 void quantised(const Matrix& w, const typename Kernel::Act* x, int num_rows, int first_tile,
-               int num_tiles, float* out, ptrdiff_t stride, Ahead& ahead) {
+               int num_tiles, float* out, ptrdiff_t stride, bool add, Ahead& ahead) {
   const int blocks = w.units();
   for (int i = 0; i < num_tiles; ++i, out += kTileRows) {
     const uint8_t* tile = w.tile(first_tile + i);
-    some_rows<Kernel, true>(num_rows, tile, x, blocks, out, stride, ahead);
+    some_rows<Kernel, true>(num_rows, tile, x, blocks, out, stride, add, ahead);
     for (int row = kRows; row < num_rows; row += kRows)
       some_rows<Kernel, false>(num_rows - row, tile, x + size_t(row) * blocks, blocks,
-                               out + row * stride, stride, ahead);
+                               out + row * stride, stride, add, ahead);
   }
 }
 
@@ -224,7 +228,7 @@ void unpack_half(const Matrix& w, const uint8_t* unit, int half, float* out) {
 // T rows of floats against an unpacked tile [cols][16].
 template <int T>
 void float_rows(const float* w, const float* x, ptrdiff_t x_stride, int cols, float* out,
-                ptrdiff_t stride) {
+                ptrdiff_t stride, bool add) {
   __m256 acc[2][T];
   for (int t = 0; t < T; ++t) acc[0][t] = acc[1][t] = _mm256_setzero_ps();
   for (int c = 0; c < cols; ++c, w += kTileRows) {
@@ -237,7 +241,7 @@ void float_rows(const float* w, const float* x, ptrdiff_t x_stride, int cols, fl
     }
   }
   for (int t = 0; t < T; ++t)
-    for (int r = 0; r < 2; ++r) _mm256_storeu_ps(out + t * stride + 8 * r, acc[r][t]);
+    for (int r = 0; r < 2; ++r) store(out + t * stride + 8 * r, acc[r][t], add);
 }
 
 }  // namespace
@@ -263,27 +267,27 @@ void unpack_row(const Matrix& w, int row, float* out) {
 }
 
 void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch,
+            int first_tile, int num_tiles, float* out, ptrdiff_t stride, bool add, float* scratch,
             Ahead& ahead) {
   const size_t block = size_t(first_row) * w.units();
   if (kind == kActInt16)
     return quantised<Int8Int16>(w, x.int16 + block, num_rows, first_tile, num_tiles, out, stride,
-                                ahead);
+                                add, ahead);
   if (kind == kActInt8 && w.type == WeightType::kQ4_1)
     return quantised<Int4Int8<WeightType::kQ4_1>>(w, x.int8 + block, num_rows, first_tile,
-                                                  num_tiles, out, stride, ahead);
+                                                  num_tiles, out, stride, add, ahead);
   if (kind == kActInt8)
     return quantised<Int4Int8<WeightType::kQ4_0>>(w, x.int8 + block, num_rows, first_tile,
-                                                  num_tiles, out, stride, ahead);
+                                                  num_tiles, out, stride, add, ahead);
   for (int i = 0; i < num_tiles; ++i) {
     unpack_tile(w, first_tile + i, scratch);
     float* y = out + i * kTileRows;
     const float* in = x.f32 + first_row * x.stride;
     int row = 0;
     for (; row + kRows <= num_rows; row += kRows)
-      float_rows<kRows>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride);
+      float_rows<kRows>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride, add);
     for (; row < num_rows; ++row)
-      float_rows<1>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride);
+      float_rows<1>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride, add);
   }
 }
 

@@ -50,6 +50,9 @@ const Isa& avx512() {
     Isa isa = avx2();
     isa.name = "avx512";
     isa.linear = avx512_kernels::linear;
+    isa.silu_mul = avx512_kernels::silu_mul;
+    isa.quantise8 = avx512_kernels::quantise8;
+    isa.log_sum_exp = avx512_kernels::log_sum_exp;
     isa.attend = avx512_kernels::attend;
     isa.multiply = avx512_kernels::multiply;
     return isa;

@@ -8,8 +8,11 @@
 namespace headwater::avx512_kernels {
 
 void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch,
-            Ahead& ahead);
+            int first_tile, int num_tiles, float* out, ptrdiff_t stride, bool add,
+            float* scratch, Ahead& ahead);
+void silu_mul(const float* gate, const float* up, int n, float* y);
+void quantise8(const float* x, int n, Act8* out);
+float log_sum_exp(const float* logits, int n);
 int64_t multiply(bool integer, int64_t rounds);
 void attend(const AttendBlock& work);
 void attend_bf16(const AttendBlock& work);  // needs BF16 as well

@@ -23,6 +23,10 @@ inline __m512 load_half(const uint8_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
+inline void store(float* out, __m512 sum, bool add) {
+  _mm512_storeu_ps(out, add ? _mm512_add_ps(_mm512_loadu_ps(out), sum) : sum);
+}
+
 // Keeps the compiler from moving work across: reordered sums spill the register tile.
 inline void keep_order(__m512i& v) { asm volatile("" : "+v"(v)); }
 
@@ -142,7 +146,7 @@ struct Int8Int16 {
 // meanwhile.
 template <class Kernel, int R, int N, bool kAhead = false>
 void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float* out,
-          ptrdiff_t stride, Stream& stream, Ahead& ahead) {
+          ptrdiff_t stride, bool add, Stream& stream, Ahead& ahead) {
   const size_t tile_bytes = size_t(blocks) * Kernel::bytes;
   const typename Kernel::Act* x[R];
   __m512 acc[R][N];
@@ -158,48 +162,48 @@ void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float*
   }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n)
-      _mm512_storeu_ps(out + r * stride + n * kTileRows, acc[r][n]);
+      store(out + r * stride + n * kTileRows, acc[r][n], add);
 }
 
 template <class Kernel, int N>
 void some_rows(int count, const uint8_t* w, const typename Kernel::Act* x, int blocks, float* out,
-               ptrdiff_t stride, Stream& stream, Ahead& ahead) {
+               ptrdiff_t stride, bool add, Stream& stream, Ahead& ahead) {
   switch (count) {
-    case 1: return rows<Kernel, 1, N>(w, x, blocks, out, stride, stream, ahead);
-    case 2: return rows<Kernel, 2, N>(w, x, blocks, out, stride, stream, ahead);
-    case 3: return rows<Kernel, 3, N>(w, x, blocks, out, stride, stream, ahead);
-    case 4: return rows<Kernel, 4, N, true>(w, x, blocks, out, stride, stream, ahead);
-    case 5: return rows<Kernel, 5, N, true>(w, x, blocks, out, stride, stream, ahead);
-    default: return rows<Kernel, kRows, N, true>(w, x, blocks, out, stride, stream, ahead);
+    case 1: return rows<Kernel, 1, N>(w, x, blocks, out, stride, add, stream, ahead);
+    case 2: return rows<Kernel, 2, N>(w, x, blocks, out, stride, add, stream, ahead);
+    case 3: return rows<Kernel, 3, N>(w, x, blocks, out, stride, add, stream, ahead);
+    case 4: return rows<Kernel, 4, N, true>(w, x, blocks, out, stride, add, stream, ahead);
+    case 5: return rows<Kernel, 5, N, true>(w, x, blocks, out, stride, add, stream, ahead);
+    default: return rows<Kernel, kRows, N, true>(w, x, blocks, out, stride, add, stream, ahead);
   }
 }
 
 // All rows against N tiles, as many at a time in every pass as can be.
 template <class Kernel, int N>
 void all_rows(const uint8_t* w, const typename Kernel::Act* x, int num_rows, int blocks, float* out,
-              ptrdiff_t stride, Ahead& ahead) {
+              ptrdiff_t stride, bool add, Ahead& ahead) {
   const size_t bytes = size_t(N) * blocks * Kernel::bytes;
   const int passes = (num_rows + kRows - 1) / kRows;
   Stream stream(w + bytes, bytes, passes * blocks);
   for (int pass = 0, row = 0; pass < passes; ++pass) {
     const int count = (num_rows - row) / (passes - pass);
     some_rows<Kernel, N>(count, w, x + size_t(row) * blocks, blocks, out + row * stride, stride,
-                         stream, ahead);
+                         add, stream, ahead);
     row += count;
   }
 }
 
 template <class Kernel>
 void quantised(const Matrix& w, const typename Kernel::Act* x, int num_rows, int first_tile,
-               int num_tiles, float* out, ptrdiff_t stride, Ahead& ahead) {
+               int num_tiles, float* out, ptrdiff_t stride, bool add, Ahead& ahead) {
   const int blocks = w.units();
   int tile = first_tile;
   for (; num_rows > 2 && tile + kTiles <= first_tile + num_tiles; tile += kTiles) {
-    all_rows<Kernel, kTiles>(w.tile(tile), x, num_rows, blocks, out, stride, ahead);
+    all_rows<Kernel, kTiles>(w.tile(tile), x, num_rows, blocks, out, stride, add, ahead);
     out += kTiles * kTileRows;
   }
   for (; tile < first_tile + num_tiles; ++tile, out += kTileRows)
-    all_rows<Kernel, 1>(w.tile(tile), x, num_rows, blocks, out, stride, ahead);
+    all_rows<Kernel, 1>(w.tile(tile), x, num_rows, blocks, out, stride, add, ahead);
 }
 
 constexpr int kFloatRows = 8;
@@ -207,7 +211,7 @@ constexpr int kFloatRows = 8;
 // T rows of floats against an unpacked tile [cols][16].
 template <int T>
 void float_rows(const float* w, const float* x, ptrdiff_t x_stride, int cols, float* out,
-                ptrdiff_t stride) {
+                ptrdiff_t stride, bool add) {
   __m512 acc[T];
   for (int t = 0; t < T; ++t) acc[t] = _mm512_setzero_ps();
   for (int c = 0; c < cols; ++c) {
@@ -216,33 +220,33 @@ void float_rows(const float* w, const float* x, ptrdiff_t x_stride, int cols, fl
     for (int t = 0; t < T; ++t)
       acc[t] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[t * x_stride + c]), acc[t]);
   }
-  for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + t * stride, acc[t]);
+  for (int t = 0; t < T; ++t) store(out + t * stride, acc[t], add);
 }
 
 }  // namespace
 
 void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-            int first_tile, int num_tiles, float* out, ptrdiff_t stride, float* scratch,
+            int first_tile, int num_tiles, float* out, ptrdiff_t stride, bool add, float* scratch,
             Ahead& ahead) {
   const size_t block = size_t(first_row) * w.units();
   if (kind == kActInt16)
     return quantised<Int8Int16>(w, x.int16 + block, num_rows, first_tile, num_tiles, out, stride,
-                                ahead);
+                                add, ahead);
   if (kind == kActInt8 && w.type == WeightType::kQ4_1)
     return quantised<Int4Int8<WeightType::kQ4_1>>(w, x.int8 + block, num_rows, first_tile,
-                                                  num_tiles, out, stride, ahead);
+                                                  num_tiles, out, stride, add, ahead);
   if (kind == kActInt8)
     return quantised<Int4Int8<WeightType::kQ4_0>>(w, x.int8 + block, num_rows, first_tile,
-                                                  num_tiles, out, stride, ahead);
+                                                  num_tiles, out, stride, add, ahead);
   for (int i = 0; i < num_tiles; ++i) {
     avx2_kernels::unpack_tile(w, first_tile + i, scratch);
     float* y = out + i * kTileRows;
     const float* in = x.f32 + first_row * x.stride;
     int row = 0;
     for (; row + kFloatRows <= num_rows; row += kFloatRows)
-      float_rows<kFloatRows>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride);
+      float_rows<kFloatRows>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride, add);
     for (; row < num_rows; ++row)
-      float_rows<1>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride);
+      float_rows<1>(scratch, in + row * x.stride, x.stride, w.cols, y + row * stride, stride, add);
   }
 }
 

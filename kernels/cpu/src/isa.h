@@ -13,12 +13,12 @@ namespace headwater {
 struct Isa {
   const char* name;
 
-  // out[row * out_stride + i] = sum over columns of w[first_tile * 16 + i] * x[first_row + row],
+  // out[row * out_stride + i] (+)= sum over columns of w[first_tile * 16 + i] * x[first_row + row],
   // for i < num_tiles * 16. `scratch` holds 16 * cols floats. Some of `ahead` is
   // fetched meanwhile.
   void (*linear)(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num_rows,
-                 int first_tile, int num_tiles, float* out, ptrdiff_t out_stride, float* scratch,
-                 Ahead& ahead);
+                 int first_tile, int num_tiles, float* out, ptrdiff_t out_stride, bool add,
+                 float* scratch, Ahead& ahead);
   // One row of a matrix as floats.
   void (*unpack_row)(const Matrix& w, int row, float* out);
 

@@ -66,8 +66,11 @@ class Step {
     ws_.hidden.reserve(rows * inner_stride_);
     ws_.cosine.reserve(rows * spec_.num_rope);
     ws_.sine.reserve(rows * spec_.num_rope);
-    ws_.int8.reserve(rows * widest / kBlock);
-    ws_.int16.reserve(rows * widest / kBlock);
+    const int input = std::max(hidden_stride_, attention_stride_);
+    ws_.input.int8.reserve(rows * input / kBlock);
+    ws_.input.int16.reserve(rows * input / kBlock);
+    ws_.inner.int8.reserve(rows * inner_stride_ / kBlock);
+    ws_.inner.int16.reserve(rows * inner_stride_ / kBlock);
     if (batch_.num_top) ws_.logits.reserve(size_t(batch_.num_rows) * spec_.vocab_size);
     ws_.partials.reserve(plan_.num_partials * partial_stride_);
     const int queries = plan_.tile_queries;
@@ -88,8 +91,8 @@ class Step {
     return w.four_bit() ? kActInt8 : kActInt16;
   }
 
-  Acts acts(const Buffer<float>& floats, ptrdiff_t stride) const {
-    return {floats.data(), stride, ws_.int8.data(), ws_.int16.data()};
+  static Acts acts(const Buffer<float>& floats, ptrdiff_t stride, const Quants& quants) {
+    return {floats.data(), stride, quants.int8.data(), quants.int16.data()};
   }
 
   // --- phases ---------------------------------------------------------------------------------
@@ -133,9 +136,9 @@ class Step {
                  });
   }
 
-  // How often a product of that size could fetch something.
+  // How often a product of that size could fetch something, at least.
   static int chances(const Matrix& w, int rows, int tiles) {
-    return tiles * w.units() * ceil_div(rows, 8);
+    return ceil_div(tiles, 2) * w.units() * ceil_div(rows, 6);
   }
 
   // The part of the pages of `layer` that is fetched by a product which begins after `before`
@@ -165,7 +168,7 @@ class Step {
     add_rows(tokens, [this, &layer, qkv_kinds](int row, int) {
       norm(row, row, layer.attn_norm, qkv_kinds);
     });
-    add_linear(acts(ws_.normed, hidden_stride_), tokens,
+    add_linear(acts(ws_.normed, hidden_stride_, ws_.input), tokens,
                {{&layer.q, bias(layer.q_bias), qkv, qkv_stride_, false},
                 {&layer.k, bias(layer.k_bias), qkv + heads, qkv_stride_, false},
                 {&layer.v, bias(layer.v_bias), qkv + heads + kv, qkv_stride_, false}},
@@ -175,7 +178,7 @@ class Step {
     region_->add(int(plan_.items.size()),
                  [this, index](int item, int thread) { attend(index, plan_.items[item], thread); });
     add_rows(tokens, [this, &layer](int row, int thread) { gather(row, kind(layer.o), thread); });
-    add_linear(acts(ws_.attention, attention_stride_), tokens,
+    add_linear(acts(ws_.attention, attention_stride_, ws_.input), tokens,
                {{&layer.o, bias(layer.o_bias), ws_.x.data(), hidden_stride_, true}},
                part(index + 1, 0, o_weights(index)));
 
@@ -185,19 +188,15 @@ class Step {
     });
     const double o = o_weights(index), mlp = mlp_weights(index);
     add_gated(layer, part(index + 1, o, mlp * 2 / 3));
-    add_rows(tokens, [this, &layer](int row, int) {
-      quantise(ws_.hidden.data() + size_t(row) * inner_stride_, row, inner_stride_,
-               kind(layer.down));
-    });
-    add_linear(acts(ws_.hidden, inner_stride_), tokens,
+    add_linear(acts(ws_.hidden, inner_stride_, ws_.inner), tokens,
                {{&layer.down, nullptr, ws_.x.data(), hidden_stride_, true}},
                part(index + 1, o + mlp * 2 / 3, mlp / 3));
   }
 
-  // hidden = silu(gate x) * (up x)
+  // hidden = silu(gate x) * (up x), in the form that `down` wants. An item has whole blocks of it.
   void add_gated(const Layer& layer, FetchPart part) {
     const int rows = batch_.num_tokens, tiles = layer.gate.tiles();
-    const int per_item = tiles_per_item(tiles, rows);
+    const int per_item = round_up(tiles_per_item(tiles, rows), kBlock / kTileRows);
     const int items = ceil_div(tiles, per_item);
     const int all_items = items * ceil_div(rows, kChunkRows);
     region_->add(all_items, [=, this, &layer](int item, int thread) {
@@ -217,7 +216,7 @@ class Step {
     });
     float* logits = batch_.num_top ? ws_.logits.data() : result_.full;
     if (rows)
-      add_linear(acts(ws_.normed, hidden_stride_), rows,
+      add_linear(acts(ws_.normed, hidden_stride_, ws_.input), rows,
                  {{&model_.head, nullptr, logits, spec_.vocab_size, false}});
     if (batch_.num_top) add_rows(rows, [this](int row, int thread) { select(row, thread); });
   }
@@ -241,17 +240,17 @@ class Step {
     }
   }
 
-  void quantise(const float* x, int row, int cols, int kinds) {
-    const size_t block = size_t(row) * (cols / kBlock);
-    if (kinds & kActInt8) isa_.quantise8(x, cols, ws_.int8.data() + block);
-    if (kinds & kActInt16) isa_.quantise16(x, cols, ws_.int16.data() + block);
+  // `cols` activations to the blocks from `block` on.
+  void quantise(const float* x, int cols, int kinds, Quants& out, size_t block) {
+    if (kinds & kActInt8) isa_.quantise8(x, cols, out.int8.data() + block);
+    if (kinds & kActInt16) isa_.quantise16(x, cols, out.int16.data() + block);
   }
 
   void norm(int from, int to, const std::vector<float>& weight, int kinds) {
     float* y = ws_.normed.data() + size_t(to) * hidden_stride_;
     isa_.rms_norm(ws_.x.data() + size_t(from) * hidden_stride_, weight.data(), spec_.norm_eps,
                   hidden_stride_, spec_.hidden_size, y);
-    quantise(y, to, hidden_stride_, kinds);
+    quantise(y, hidden_stride_, kinds, ws_.input, size_t(to) * (hidden_stride_ / kBlock));
   }
 
   void product(const Product& p, const Acts& x, int first_row, int num_rows, int first_tile,
@@ -260,13 +259,13 @@ class Step {
     const int column = first_tile * kTileRows, width = num_tiles * kTileRows;
     const int cols = std::min(width, p.w->rows - column);
     float* out = p.out + first_row * p.stride + column;
-    if (!p.add && !p.bias && cols == width) {
+    if (!p.bias && cols == width) {
       isa_.linear(*p.w, kind(*p.w), x, first_row, num_rows, first_tile, num_tiles, out, p.stride,
-                  scratch.weights.data(), ahead);
+                  p.add, scratch.weights.data(), ahead);
       return;
     }
     float* y = scratch.output.data();
-    isa_.linear(*p.w, kind(*p.w), x, first_row, num_rows, first_tile, num_tiles, y, width,
+    isa_.linear(*p.w, kind(*p.w), x, first_row, num_rows, first_tile, num_tiles, y, width, false,
                 scratch.weights.data(), ahead);
     for (int r = 0; r < num_rows; ++r, y += width, out += p.stride) {
       if (p.bias)
@@ -278,20 +277,22 @@ class Step {
   void gated(const Layer& layer, int first_row, int num_rows, int first_tile, int num_tiles,
              int thread, Ahead& ahead) {
     ThreadScratch& scratch = ws_.threads[thread];
-    const Acts x = acts(ws_.normed, hidden_stride_);
+    const Acts x = acts(ws_.normed, hidden_stride_, ws_.input);
     const int width = num_tiles * kTileRows;
     float* gate = scratch.output.data();
     float* up = gate + num_rows * width;
     isa_.linear(layer.gate, kind(layer.gate), x, first_row, num_rows, first_tile, num_tiles, gate,
-                width, scratch.weights.data(), ahead);
+                width, false, scratch.weights.data(), ahead);
     isa_.linear(layer.up, kind(layer.up), x, first_row, num_rows, first_tile, num_tiles, up, width,
-                scratch.weights.data(), ahead);
-    isa_.silu_mul(gate, up, num_rows * width, gate);
-    const int column = first_tile * kTileRows;
+                false, scratch.weights.data(), ahead);
+    const int column = first_tile * kTileRows, kinds = kind(layer.down);
     const int cols = std::min(width, spec_.intermediate_size - column);
-    float* out = ws_.hidden.data() + size_t(first_row) * inner_stride_ + column;
-    for (int r = 0; r < num_rows; ++r, gate += width, out += inner_stride_)
-      for (int c = 0; c < cols; ++c) out[c] = gate[c];
+    for (int r = first_row; r < first_row + num_rows; ++r, gate += width, up += width) {
+      isa_.silu_mul(gate, up, width, gate);
+      const size_t place = size_t(r) * inner_stride_ + column;
+      if (kinds & kActF32) std::copy(gate, gate + cols, ws_.hidden.data() + place);
+      quantise(gate, cols, kinds, ws_.inner, place / kBlock);
+    }
   }
 
   // Norm and rotation of one head's query or key.
@@ -425,7 +426,8 @@ class Step {
       isa_.merge(state, partial(blocks, h, 0), blocks.num_blocks, partial_stride_, spec_.head_dim);
       isa_.finish(state, spec_.head_dim, head_output(row, h));
     }
-    quantise(ws_.attention.data() + size_t(row) * attention_stride_, row, attention_stride_, kinds);
+    quantise(ws_.attention.data() + size_t(row) * attention_stride_, attention_stride_, kinds,
+             ws_.input, size_t(row) * (attention_stride_ / kBlock));
   }
 
   void select(int row, int thread) {

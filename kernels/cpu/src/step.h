@@ -69,11 +69,16 @@ struct ThreadScratch {
   std::vector<int> first_key, last_key;
 };
 
+// Quantised activations, [rows, cols / 32].
+struct Quants {
+  Buffer<Act8> int8;
+  Buffer<Act16> int16;
+};
+
 // Memory of steps, kept between them.
 struct Workspace {
   Buffer<float> x, normed, qkv, attention, hidden, cosine, sine, partials, logits;
-  Buffer<Act8> int8;
-  Buffer<Act16> int16;
+  Quants input, inner;  // of normed or attention, and of hidden
   std::vector<ThreadScratch> threads;
 };
 
