@@ -197,6 +197,7 @@ def assemble_core(
         ttft_target_ms=config.ttft_target_ms,
         clock_ns=clock_ns,
         restoring=restoring,
+        speculation=config.speculation,
     )
     saved: SavedCache | None = None
     if config.cache_dir:

@@ -140,7 +140,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     steps of a kind, `recent_steps` the last ones, oldest first; the peaks are what the machine is
     known to do by now, 0 where it was not measured. `num_restored_pages` came back from disk;
     `num_damaged_pages` did not, as they were not what was written. Of the output tokens,
-    `num_forced_tokens` needed no step: their grammars left no choice.
+    `num_forced_tokens` needed no step: their grammars left no choice. `num_drafts` times a request
+    had tokens computed because they might come next, `num_draft_tokens` of them, and
+    `num_accepted_tokens` did come; `step_tokens` and `work` count them all, `num_computed_tokens`
+    those that stay.
     """
 
     pool: PoolStats
@@ -164,6 +167,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes_per_s: float = 0.0
     peak_flops_per_s: float = 0.0
     num_forced_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_disk_pages: int = 0
     num_restored_pages: int = 0
     num_damaged_pages: int = 0

@@ -238,7 +238,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     `stop` is the matched stop string, `stop_token_id` the token that ended it (else -1); `message`
     says what failed for ERROR, and `retryable` that nothing was wrong with the request itself: the
     engine stopped, or takes no more. `donor` is the request that computed the last of the cached
-    tokens, where there are some.
+    tokens, where there are some. `num_draft_tokens` were computed because they might come next, and
+    `num_accepted_tokens` of them did.
     """
 
     request_id: str
@@ -255,6 +256,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     donor: str = ""
     retryable: bool = False
     leases: tuple[LeaseInfo, ...] = ()
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -280,7 +283,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     keys and values: f16, int8, or auto, the backend's own way. `cache_dir` keeps what is cached
     from one engine to the next; "" for nothing. What is evicted is kept on disk, up to
     `cache_disk_bytes`. The cache is audited `idle_audit_s` after the last request ended; 0 for
-    never. The peaks are this machine's, as in EngineInfo, where they are known already.
+    never. With `speculation` steps also compute what may come next, where that pays. The peaks are
+    this machine's, as in EngineInfo, where they are known already.
     """
 
     model: str
@@ -301,6 +305,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str = ""
     cache_disk_bytes: int = 0
     idle_audit_s: float = 1.0
+    speculation: bool = True
     log_level: str = "info"
     peak_bytes_per_s: float = 0.0
     peak_flops_per_s: float = 0.0

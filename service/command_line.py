@@ -98,6 +98,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         itl_target_ms=given.itl_target_ms,
         ttft_target_ms=given.ttft_target_ms,
         prefill_chunk=given.prefill_chunk,
+        speculation=given.speculation == "auto",
         allowed_hosts=tuple(given.allowed_host),
         allowed_origins=tuple(given.allowed_origin),
         allow_public=given.allow_public,
@@ -207,6 +208,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         default=0,
         metavar="TOKENS",
         help="compute that many tokens per step, whatever it takes (default: what the time allows)",
+    )
+    add(
+        "--speculation",
+        choices=("auto", "off"),
+        default="auto",
+        help="compute in a step what was said after the same words before, where that pays; "
+        "answers are the same (default: %(default)s)",
     )
     add(
         "--allowed-host",

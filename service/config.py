@@ -65,6 +65,7 @@ class Settings:
     `tool_format`: how the model writes calls; None for what its chat template shows.
     `itl_target_ms`, `ttft_target_ms`: what is kept under load, between tokens and up to the first.
     `prefill_chunk`: prompt tokens per step, fixed; 0 for what the time allows.
+    `speculation`: steps also compute what may come next, where that pays.
     `keys`: the file of API keys (see `access/keys.py`); None for a server that knows no tenants.
     `allowed_hosts` and `allowed_origins` add to what is allowed anyway (see `access.py`).
     """
@@ -83,6 +84,7 @@ class Settings:
     itl_target_ms: float = 0.0
     ttft_target_ms: float = 0.0
     prefill_chunk: int = 0
+    speculation: bool = True
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allow_public: bool = False
@@ -120,6 +122,7 @@ class Settings:
             decode_token_budget=self.prefill_chunk,
             itl_target_ms=self.itl_target_ms,
             ttft_target_ms=self.ttft_target_ms,
+            speculation=self.speculation,
         )
         chunk = self.prefill_chunk or config.token_budget
         return msgspec.structs.replace(config, token_budget=chunk)

@@ -214,6 +214,8 @@ class RequestRecord:
     cache: CacheReport | None = None
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_replayed_tokens: int = 0
     error_type: str | None = None
     disconnected_ns: int = 0

@@ -379,6 +379,8 @@ class _Reading:
             record.usage = self._usage
             record.finish_reason = record.finish_reason or event.reason
             record.num_preemptions = event.num_preemptions
+            record.num_draft_tokens = event.num_draft_tokens
+            record.num_accepted_tokens = event.num_accepted_tokens
             record.donor = event.donor
             record.take_engine_phases(event.phases)
 

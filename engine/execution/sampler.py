@@ -52,46 +52,47 @@ def required_top(rows: Sequence[SamplingParams], vocab_size: int) -> int:
     return need
 
 
-def sample(
-    logits: StepLogits,
-    rows: Sequence[SamplingParams],
-    positions: Sequence[int],
-    rules: Sequence[LogitRules | None] = (),
-) -> list[SampledToken | None]:
-    """A token for each row of `logits`; None where the row is not finite.
+class Sampler:
+    """The rows of one step, to be sampled from in any order: a row may have to wait for what the
+    one before it gives. -inf is a legal logit (a token that cannot be chosen); NaN, +inf, or a row
+    of nothing but -inf are not."""
 
-    `rules` change their rows before the choice; empty is none for all.
-    `positions` are those the new tokens will have in their sequences. -inf is a legal logit (a
-    token that cannot be chosen); NaN, +inf, or a row of nothing but -inf are not.
-    """
-    if logits.full is not None:
-        greedy = logits.full.argmax(axis=1)
-        best = np.take_along_axis(logits.full, greedy[:, None], axis=1)[:, 0]
-        finite = np.isfinite(best).tolist()
-    else:
-        assert logits.top_ids is not None and logits.logsumexp is not None
-        greedy = logits.top_ids[:, 0]
-        finite = np.isfinite(logits.logsumexp).tolist()
-    chosen: list[SampledToken | None] = []
-    for row, (params, token_id) in enumerate(zip(rows, greedy.tolist(), strict=True)):
-        if not finite[row]:
-            chosen.append(None)
-            continue
-        if rules and (rule := rules[row]) is not None:
+    __slots__ = ("_finite", "_greedy", "_logits")
+
+    def __init__(self, logits: StepLogits) -> None:
+        self._logits = logits
+        if logits.full is not None:
+            greedy = logits.full.argmax(axis=1)
+            best = np.take_along_axis(logits.full, greedy[:, None], axis=1)[:, 0]
+        else:
+            assert logits.top_ids is not None and logits.logsumexp is not None
+            greedy, best = logits.top_ids[:, 0], logits.logsumexp
+        self._greedy: list[int] = greedy.tolist()
+        self._finite: list[bool] = np.isfinite(best).tolist()
+
+    def choose(
+        self, row: int, params: SamplingParams, position: int, rules: LogitRules | None = None
+    ) -> SampledToken | None:
+        """A token from a row; None where the row is not finite.
+
+        `position` is the one it will have in its sequence. `rules`, which know all tokens before
+        it, change the row before the choice; they need full rows.
+        """
+        if not self._finite[row]:
+            return None
+        logits, token_id = self._logits, self._greedy[row]
+        if rules is not None:
             assert logits.full is not None
-            token_id = _sample_changed(logits.full[row], params, positions[row], rule)
+            token_id = _sample_changed(logits.full[row], params, position, rules)
             if token_id < 0:
-                chosen.append(None)
-                continue
+                return None
         elif params.temperature > 0.0:
-            uniform = uniform_at(params.seed, positions[row])
-            token_id = _draw(logits, row, params, uniform)
+            token_id = _draw(logits, row, params, uniform_at(params.seed, position))
         logprobs = None
         if params.logprobs is not None:
             assert logits.full is not None
             logprobs = score(logits.full[row], token_id, params.logprobs)
-        chosen.append(SampledToken(token_id, logprobs))
-    return chosen
+        return SampledToken(token_id, logprobs)
 
 
 def score(row: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:

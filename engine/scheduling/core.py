@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from time import monotonic_ns
 from typing import Any
 
@@ -14,13 +14,13 @@ from engine.execution.forward_batch import SequenceChunk
 from engine.execution.grammar import GrammarCompiler
 from engine.execution.penalties import LogitRules, changes_logits
 from engine.execution.runner import ModelRunner
-from engine.execution.sampler import SampledToken, required_top, sample
+from engine.execution.sampler import Sampler, required_top
 from engine.execution.saved_cache import SavedCache
 from engine.limits import check_request
 from engine.scheduling.cache_desk import CacheDesk
 from engine.scheduling.idle_audit import IdleAudit
 from engine.scheduling.lookout import Lookout
-from engine.scheduling.output import Outcome, OutputRules
+from engine.scheduling.output import Outcome, OutputRules, Said
 from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
 from engine.scheduling.restoring import Restoring
@@ -28,6 +28,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.scoring import score_prompts
 from engine.scheduling.step_meter import StepMeter
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
+from engine.scheduling.totals import Totals
 from engine.stats import EngineLoad, EngineStats, LeaseStats, PoolStats
 from engine.types import (
     CacheAnswer,
@@ -50,20 +51,6 @@ from prefix_cache.cache import AuditError, PoolCounts, PrefixCache
 _WARM_UP_NS = 150_000_000
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Totals:
-    """Counts since the start."""
-
-    steps: int = 0
-    requests: int = 0
-    prompt_tokens: int = 0
-    queried_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    output_tokens: int = 0
-    forced_tokens: int = 0
 
 
 class EngineCore:
@@ -107,7 +94,7 @@ class EngineCore:
         self._live: dict[str, Request] = {}
         self._aborted: dict[str, Request] = {}
         self._refused: list[Finished] = []
-        self._totals = _Totals()
+        self._totals = Totals()
         self._meter = meter or StepMeter()
         self._unlearned: tuple[StepPlan, float] | None = None
         self._writers = PageWriters(info.num_pages, info.page_size)
@@ -243,6 +230,9 @@ class EngineCore:
             num_computed_tokens=totals.computed_tokens,
             num_output_tokens=totals.output_tokens,
             num_forced_tokens=totals.forced_tokens,
+            num_drafts=totals.drafts,
+            num_draft_tokens=totals.draft_tokens,
+            num_accepted_tokens=totals.accepted_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_disk_pages=num_disk,
             num_restored_pages=num_restored,
@@ -269,14 +259,15 @@ class EngineCore:
             return
         tokens = np.zeros(most + 1, dtype=np.int32)
         begun_ns = self._clock_ns()
-        spans = [(0, most // 2), (most // 2, most), (most, most + 1)]
-        for start, end in [(0, 1), *spans, *spans, *spans]:
-            chunk = SequenceChunk(tokens, start, end, start, pages, range(end - 1, end))
+        lone, drafted = (most, most + 1, 1), (max(0, most - 7), most + 1, min(8, most + 1))
+        spans = [drafted, (0, most // 2, 1), (most // 2, most, 1), lone]
+        for start, end, rows in [(0, 1, 1), *spans, *spans, *spans]:
+            chunk = SequenceChunk(tokens, start, end, start, pages, range(end - rows, end))
             before_ns = self._clock_ns()
             self._runner.run([chunk], [], 1)
             now_ns = self._clock_ns()
             if start or end > 1:
-                self._scheduler.learn_span(start, end, (now_ns - before_ns) / 1e6)
+                self._scheduler.learn_span(start, end, (now_ns - before_ns) / 1e6, rows)
             if now_ns - begun_ns > _WARM_UP_NS:
                 return
 
@@ -362,8 +353,12 @@ class EngineCore:
             told, logits = (
                 score_prompts(chunks, logits, self._clock_ns()) if scores else ({}, logits)
             )
-            rules = [chunk.request.logit_rules for chunk in sampled]
-            tokens = sample(logits, rows, [chunk.end for chunk in sampled], rules)
+            sampler = Sampler(logits)
+            firsts = [0, *accumulate(chunk.num_sampled for chunk in sampled)]
+            tokens = [
+                sampler.choose(first, each, chunk.request.num_tokens, chunk.request.logit_rules)
+                for first, each, chunk in zip(firsts, rows, sampled, strict=False)
+            ]
         except MeanwhileFailed:
             raise
         except Exception as fault:
@@ -375,17 +370,21 @@ class EngineCore:
         step = self._meter.note(chunks, begun_ns, now_ns, self._runner.kernel_ns)
         self._unlearned = plan, step.wall_ns / 1e6
         events: list[EngineEvent] = []
-        chosen = iter(tokens)
+        chosen = iter(zip(tokens, firsts, strict=False))
         for chunk in chunks:
             chunk.request.add_work(step)
-            token = next(chosen) if chunk.wants_logits else None
+            token, row = next(chosen) if chunk.wants_logits else (None, 0)
             if chunk.scored:
                 scored = told[chunk.request.id]
                 if scored is None:
                     events += self._fail([chunk.request], "the model's logits are not finite")
                     continue
                 events.append(scored)
-            events += self._advance(chunk, token, now_ns)
+            if chunk.wants_logits and token is None:
+                events += self._fail([chunk.request], chunk.request.fault)
+                continue
+            said = None if token is None else self._rules.say(chunk, token, sampler, row)
+            events += self._advance(chunk, said, now_ns)
         return events
 
     def _do_meanwhile(self, others: Callable[[], None]) -> None:
@@ -403,41 +402,28 @@ class EngineCore:
             self._unlearned = None
 
     def _advance(
-        self, chunk: ScheduledChunk, token: SampledToken | None, now_ns: int
+        self, chunk: ScheduledChunk, said: Said | None, now_ns: int
     ) -> Iterator[EngineEvent]:
         """What a computed chunk means for its request."""
         request = chunk.request
-        if chunk.wants_logits and token is None:
-            yield from self._fail([request], request.fault)
-            return
         assert request.table is not None
+        end = chunk.end if said is None else said.end
         # Slots below `num_valid` were another's, and are only read again.
         written_from = max(chunk.start, chunk.num_valid)
-        self._writers.note(request.table.pages, written_from, chunk.end, request.id)
-        self._scheduler.complete(chunk, now_ns)
+        self._writers.note(request.table.pages, written_from, end, request.id)
+        self._scheduler.complete(chunk, end, now_ns)
         if request.keep and request.num_computed_tokens >= request.num_prompt_tokens:
             self._desk.keep(request)
-        self._totals.computed_tokens += chunk.end - chunk.start
-        if token is not None:
-            yield from self._say(request, token, now_ns)
+        self._totals.computed_tokens += end - chunk.start
+        if said is not None:
+            self._totals.note(chunk, said)
+            yield TokenDelta(
+                request.id, pack_tokens(said.token_ids), said.text, now_ns, said.logprobs
+            )
+            if said.outcome.reason is not None:
+                yield self._end(request, said.outcome.reason, now_ns, outcome=said.outcome)
         elif request.num_uncomputed_tokens == 0:
             yield self._end(request, FinishReason.LENGTH, now_ns)
-
-    def _say(self, request: Request, token: SampledToken, now_ns: int) -> Iterator[EngineEvent]:
-        """A sampled token, and those its grammar forces after it: computed in the next step."""
-        outcome = self._rules.take(request, token.token_id)
-        said, text = [token.token_id], outcome.text
-        forced = iter(request.forced() if outcome.reason is None else ())
-        while outcome.reason is None and (token_id := next(forced, None)) is not None:
-            outcome = self._rules.take(request, token_id)
-            said.append(token_id)
-            text += outcome.text
-        self._totals.output_tokens += len(said)
-        self._totals.forced_tokens += len(said) - 1
-        scores = () if token.logprobs is None else (token.logprobs,)
-        yield TokenDelta(request.id, pack_tokens(said), text, now_ns, scores)
-        if outcome.reason is not None:
-            yield self._end(request, outcome.reason, now_ns, outcome=outcome)
 
     def _fail(self, requests: Sequence[Request], message: str) -> list[EngineEvent]:
         now_ns = self._clock_ns()
@@ -473,6 +459,8 @@ class EngineCore:
             phases=phases,
             leases=tuple(request.leases),
             donor=request.donor,
+            num_draft_tokens=request.num_draft_tokens,
+            num_accepted_tokens=request.num_accepted_tokens,
         )
 
 
@@ -480,7 +468,7 @@ def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
     request = chunk.request
     assert request.table is not None
     return SequenceChunk(
-        request.token_ids,
+        request.token_ids_with(chunk.drafts),
         chunk.start,
         chunk.end,
         chunk.num_valid,

@@ -114,7 +114,7 @@ class ItlController:
                 budget = min(budget, self._fixed_chunk) - num_streams
             return Room(max(budget, self._page_size), math.inf, self.model)
         tokens = max(self._token_budget - num_streams, 1)
-        streams_ms = self.model.predict(_decoding(decodes))
+        streams_ms = self.streams_ms(decodes)
         if not num_streams:
             return Room(tokens, LONE_STEP_MS - streams_ms, self.model)
         whole_ms = FREE_STRETCH * streams_ms
@@ -123,6 +123,11 @@ class ItlController:
         left_ms, floor_ms = whole_ms - streams_ms, PREFILL_FLOOR * streams_ms
         self._at_floor = left_ms < floor_ms
         return Room(tokens, max(left_ms, floor_ms), self.model)
+
+    def streams_ms(self, decodes: Sequence[Request]) -> float:
+        """A step that computes a token of each of them."""
+        num_keys = sum(request.num_tokens for request in decodes)
+        return self.model.predict(StepWork(len(decodes), len(decodes), num_keys))
 
     def most_streams(self, num_keys: int) -> int:
         """How many streams of so many tokens each leave all within the target and prompts their
@@ -150,12 +155,13 @@ class ItlController:
             move = _MARGIN_STEP * (_WITHIN if late else _WITHIN - 1)
             self._margin = min(max(self._margin * math.exp(move), low), high)
 
-    def learn_span(self, start: int, end: int, took_ms: float) -> None:
-        """A step of tokens [start, end) of one sequence took so long."""
+    def learn_span(self, start: int, end: int, took_ms: float, rows: int) -> None:
+        """A step of tokens [start, end) of one sequence, with logits of the last `rows`, took so
+        long."""
         length = end - start
         work = StepWork(1, 1, keys=end)
         if length > 1:
-            work = StepWork(1, length, pairs=num_pairs(start, length), read=start)
+            work = StepWork(rows, length, pairs=num_pairs(start, length), read=start)
         self.model.learn(work, took_ms)
 
     def itl_ms(self, quantile: float) -> float:
@@ -165,7 +171,3 @@ class ItlController:
     def chunk_tokens(self, quantile: float) -> int:
         """A quantile of the last chunks of prompts; 0 without any."""
         return int(np.quantile(self._chunks, quantile)) if self._chunks else 0
-
-
-def _decoding(decodes: Sequence[Request]) -> StepWork:
-    return StepWork(len(decodes), len(decodes), sum(request.num_tokens for request in decodes))

@@ -1,11 +1,13 @@
 """What a sampled token means for its request: bytes to release, and whether it is the end."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from engine.execution.sampler import SampledToken, Sampler
 from engine.scheduling.request import Request
+from engine.scheduling.step_plan import ScheduledChunk
 from engine.text import Vocabulary
-from engine.types import FinishReason
+from engine.types import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,20 @@ class Outcome:
     reason: FinishReason | None = None
     stop: bytes = b""
     stop_token_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a request says after a step, at least one token: the end of the tokens that the step
+    computed for it and that stay, and how many of those it says were forced, and were drafts."""
+
+    token_ids: list[int]
+    text: bytes
+    logprobs: tuple[TokenLogprobs, ...]
+    outcome: Outcome
+    end: int
+    num_forced: int
+    num_accepted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +71,45 @@ class OutputRules:
         if request.num_output_tokens < request.max_new_tokens:
             return Outcome(text)
         return Outcome(text + matcher.flush() if matcher else text, FinishReason.LENGTH)
+
+    def say(self, chunk: ScheduledChunk, token: SampledToken, sampler: Sampler, row: int) -> Said:
+        """Take a token that was sampled from `row`, those that a grammar forces after it, and, for
+        as long as these are the chunk's drafts, what the rows of the drafts give.
+
+        Each is sampled when all before it are known: as it would be in a step of its own. Where a
+        row gives none the next step computes it again, and says why.
+        """
+        request, drafts = chunk.request, chunk.drafts
+        first = request.num_tokens
+        said: list[int] = []
+        text, scores = b"", list[TokenLogprobs]()
+        num_sampled = 0
+        sampled: SampledToken | None = token
+        while sampled is not None:
+            num_sampled += 1
+            outcome = self.take(request, sampled.token_id)
+            said.append(sampled.token_id)
+            text += outcome.text
+            if sampled.logprobs is not None:
+                scores.append(sampled.logprobs)
+            for token_id in request.forced() if outcome.reason is None else ():
+                outcome = self.take(request, token_id)
+                said.append(token_id)
+                text += outcome.text
+                if outcome.reason is not None:
+                    break
+            if outcome.reason is not None or tuple(said) != drafts[: len(said)]:
+                break
+            sampled = sampler.choose(
+                row + len(said), request.sampling, request.num_tokens, request.logit_rules
+            )
+        num_right = min(_num_equal(said, drafts), len(said) - 1)
+        num_forced = len(said) - num_sampled
+        end = first + num_right
+        return Said(said, text, tuple(scores), outcome, end, num_forced, num_sampled - 1)
+
+
+def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many of the first are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,5 +1,6 @@
 """The life of one request inside the engine."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.execution.penalties import LogitRules
+from engine.speculation.drafter import Drafter
 from engine.stats import StepWork
 from engine.text import StopMatcher
 from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams
@@ -61,10 +63,12 @@ class Request:
     `num_preemptions` counts the times it gave way though its reader kept up.
     `num_scored`: the logits of the prompt's positions below it, which score the tokens after them,
     are told or were not asked for. `donor` is the request that computed the last cached token.
+    `num_draft_tokens` were computed for it, and `num_accepted_tokens` of them were what it said.
     """
 
     __slots__ = (
         "_compute_ns",
+        "_drafter",
         "_kernel_ns",
         "_memory_ns",
         "_phase_start_ns",
@@ -86,9 +90,11 @@ class Request:
         "logit_rules",
         "max_new_tokens",
         "namespace",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_disk_tokens",
+        "num_draft_tokens",
         "num_matched_on_arrival",
         "num_matched_tokens",
         "num_passed_tokens",
@@ -158,6 +164,9 @@ class Request:
         self.was_restored = False
         self.leader: Request | None = None
         self.leads_until = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self._drafter: Drafter | None = None
         self._stop_matcher: StopMatcher | None = None
         self._token_ids = np.empty(prompt.size + min(self.max_new_tokens, 256) + 1, dtype=np.int32)
         self._token_ids[: prompt.size] = prompt
@@ -236,6 +245,21 @@ class Request:
         return (matcher.fault if matcher else "") or "the model's logits are not finite"
 
     @property
+    def drafter(self) -> Drafter:
+        """Knows all tokens up to now; built when it is first asked for."""
+        if self._drafter is None:
+            self._drafter = Drafter(self.token_ids)
+        else:
+            self._drafter.follow(self.token_ids)
+        return self._drafter
+
+    @property
+    def max_drafts(self) -> int:
+        """How many of the next tokens it may need to have computed: it has credit for them and
+        for one after them, and says no more."""
+        return min(self.credits, self.max_new_tokens - self.num_output_tokens) - 1
+
+    @property
     def paused(self) -> bool:
         """Without credit: nothing is computed for it until the reader returns some."""
         return self.credits <= 0 and self.samples
@@ -249,17 +273,29 @@ class Request:
         """When the present phase began."""
         return self._phase_start_ns
 
+    def token_ids_with(self, drafts: Sequence[int]) -> NDArray[np.int32]:
+        """`token_ids` with drafts behind them, where the next `append` overwrites them."""
+        if not drafts:
+            return self.token_ids
+        end = self.num_tokens + len(drafts)
+        self._make_room(end)
+        self._token_ids[self.num_tokens : end] = drafts
+        return self._token_ids[:end]
+
     def append(self, token_id: int) -> None:
         """Add a token of the output, count it and take one credit."""
-        if self.num_tokens == self._token_ids.size:
-            grown = np.empty(self._token_ids.size * 2, dtype=np.int32)
-            grown[: self.num_tokens] = self._token_ids
-            self._token_ids = grown
+        self._make_room(self.num_tokens + 1)
         self._token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
         self.credits -= 1
         if self.logit_rules is not None:
             self.logit_rules.note(token_id)
+
+    def _make_room(self, num_tokens: int) -> None:
+        if num_tokens > self._token_ids.size:
+            grown = np.empty(num_tokens + self._token_ids.size, dtype=np.int32)
+            grown[: self.num_tokens] = self.token_ids
+            self._token_ids = grown
 
     def move_to(self, status: RequestStatus) -> None:
         """Change status. Raises IllegalTransition."""

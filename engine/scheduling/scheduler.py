@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from engine.scheduling.admission import Admission
+from engine.scheduling.drafting import choose_drafts
 from engine.scheduling.fairness import OUTPUT_WEIGHT
 from engine.scheduling.itl_controller import ItlController, Room
 from engine.scheduling.load_meter import LoadMeter
@@ -24,8 +25,9 @@ class Scheduler:
     """Owns the requests and their pages; touched only by the engine's thread.
 
     A step takes a token of each request that decodes, and as many of those that their grammars
-    forced behind it as half of the room takes that `ItlController` leaves; then chunks of prompts
-    side by side, in the rest of it and the shares of `prefill_lanes`.
+    forced behind it, and of drafts that are worth it, as half of the room takes that
+    `ItlController` leaves; then chunks of prompts side by side, in the rest of it and the shares
+    of `prefill_lanes`.
     `Admission` says who joins, `Preemption` who gives up pages when they run out: its computed
     tokens stay cached, it waits in its old place, and goes on from whatever is still cached then.
     """
@@ -40,6 +42,7 @@ class Scheduler:
         ttft_target_ms: float,
         clock_ns: Callable[[], int] = monotonic_ns,
         restoring: Restoring | None = None,
+        speculation: bool = False,
     ) -> None:
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -57,6 +60,7 @@ class Scheduler:
         self._clock_ns = clock_ns
         self._deadlines: list[Request] = []
         self._restoring = restoring
+        self._speculation = speculation
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -95,7 +99,10 @@ class Scheduler:
         decodes = [r for r in moving if r.is_decoding]
         prefills = [r for r in moving if not r.is_decoding]
         room = self._controller.room(decodes)
-        wanted = _with_forced(decodes, room)
+        half = room.halve()
+        wanted = _with_forced(decodes, half)
+        drafts = self._drafts(wanted, half, bool(prefills or self.waiting))
+        room.take_back(half)
         self._ranking.watch([*self.waiting.heads(), *prefills], now_ns)
         prefills += self._admission.admit(
             self.running,
@@ -113,24 +120,25 @@ class Scheduler:
         plan.is_full = any(n < claim.want for n, claim in zip(shares, claims, strict=True))
         num_before = self.num_preemptions
         for request, num_tokens in wanted:
-            self._schedule(request, num_tokens, plan, now_ns)
+            self._schedule(request, num_tokens, plan, now_ns, drafts.get(request, ()))
         if wanted and not plan.chunks and self.num_preemptions == num_before:
             self._unblock(wanted[0][0], plan, now_ns)
         return plan
 
-    def complete(self, chunk: ScheduledChunk, now_ns: int) -> None:
-        """The step computed this chunk, and it is good: others may match it from now on."""
+    def complete(self, chunk: ScheduledChunk, end: int, now_ns: int) -> None:
+        """The step computed this chunk, and up to `end`, the first draft that the request did not
+        say, it is good: others may match it from now on."""
         request = chunk.request
         assert request.table is not None
-        request.num_computed_tokens = chunk.end
+        request.num_computed_tokens = end
         if chunk.scored:
             request.num_scored = chunk.scored.stop
-        self._cache.publish(request.table, request.token_ids, chunk.end)
-        length = chunk.end - chunk.start
+        self._cache.publish(request.table, request.token_ids, end)
+        length = end - chunk.start
         served = float(length)
         if chunk.start < request.prefill_end:
             request.stamp("prefill", now_ns, num_tokens=length, start_position=chunk.start)
-            if chunk.end == request.prefill_end:
+            if end == request.prefill_end:
                 self._in_flight.unregister(request)
         else:
             served *= OUTPUT_WEIGHT
@@ -143,9 +151,10 @@ class Scheduler:
         streams = len(plan.chunks) > len(prefill)
         self._meter.note_step(sum(prefill), took_ms / 1e3, full=plan.is_full, streams=streams)
 
-    def learn_span(self, start: int, end: int, took_ms: float) -> None:
-        """A step of tokens [start, end) of one sequence, outside any plan, took so long."""
-        self._controller.learn_span(start, end, took_ms)
+    def learn_span(self, start: int, end: int, took_ms: float, rows: int) -> None:
+        """A step of tokens [start, end) of one sequence, with logits of the last `rows`, outside
+        any plan, took so long."""
+        self._controller.learn_span(start, end, took_ms, rows)
 
     @property
     def load(self) -> EngineLoad:
@@ -190,12 +199,36 @@ class Scheduler:
         moving = [request for request in self.running if not request.paused]
         return len(moving) + num_admitted < self._meter.most_running(moving)
 
-    def _schedule(self, request: Request, num_tokens: int, plan: StepPlan, now_ns: int) -> None:
-        """Make the slots of a chunk writable and put it into the plan, if there is room."""
+    def _drafts(
+        self, wanted: Sequence[tuple[Request, int]], room: Room, prompts: bool
+    ) -> dict[Request, tuple[int, ...]]:
+        """What streams may say after the tokens they compute. While `prompts` wait for the room
+        that a target leaves, it is theirs."""
+        controller = self._controller
+        if not self._speculation or (prompts and controller.target_ms):
+            return {}
+        streams_ms = controller.streams_ms([request for request, _ in wanted])
+        return choose_drafts(wanted, room, streams_ms)
+
+    def _schedule(
+        self,
+        request: Request,
+        num_tokens: int,
+        plan: StepPlan,
+        now_ns: int,
+        drafts: tuple[int, ...] = (),
+    ) -> None:
+        """Make the slots of a chunk writable and put it into the plan, if there is room. For
+        drafts nobody is made to give up pages: without room they are left out."""
         if request.table is None:
             return  # preempted for an earlier one of this plan
         fresh = request.status is not RequestStatus.RUNNING
-        copies = self._extend(request, num_tokens, plan, now_ns) if num_tokens else None
+        copies: tuple[PageCopy, ...] | None = None
+        if drafts:
+            copies = self._extend_beside_reserved(request, request.num_tokens + len(drafts))
+        if copies is None:
+            drafts = ()
+            copies = self._extend(request, num_tokens, plan, now_ns) if num_tokens else None
         if copies is None or request.table is None:
             if fresh:
                 self._admission.withdraw(request)
@@ -204,11 +237,12 @@ class Scheduler:
         end = min(start + num_tokens, request.num_tokens)
         wants_logits = request.samples and end == request.num_tokens
         scored = range(max(start, request.num_scored), min(end, request.num_prompt_tokens - 1))
+        end += len(drafts)
         if fresh:
             self._start(request, plan, now_ns)
         plan.chunks.append(
             ScheduledChunk(
-                request, start, end, request.table.num_tokens, copies, wants_logits, scored
+                request, start, end, request.table.num_tokens, copies, wants_logits, scored, drafts
             )
         )
 
@@ -318,13 +352,10 @@ class Scheduler:
 
 def _with_forced(decodes: Sequence[Request], room: Room) -> list[tuple[Request, int]]:
     """What each stream computes: its own token, which the room is made for, and forced ones."""
-    half = room.halve()
-    wanted = [
-        (r, 1 + half.take(r.num_computed_tokens + 1, r.num_uncomputed_tokens - 1, begun=True))
+    return [
+        (r, 1 + room.take(r.num_computed_tokens + 1, r.num_uncomputed_tokens - 1, begun=True))
         for r in decodes
     ]
-    room.take_back(half)
-    return wanted
 
 
 def _deadline(request: Request) -> int:

@@ -34,6 +34,6 @@ def score_prompts(
             event = PromptLogprobs(request.id, first, tuple(scores), now_ns)
             told[request.id] = event if good else None
         if chunk.wants_logits:
-            left.append(row)
-            row += 1
+            left += range(row, row + chunk.num_sampled)
+            row += chunk.num_sampled
     return told, StepLogits(full[left])

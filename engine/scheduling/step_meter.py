@@ -68,7 +68,7 @@ class StepMeter:
         for chunk in chunks:
             count = chunk.end - chunk.start
             num_tokens += count
-            num_rows += len(chunk.scored) + (chunk.wants_logits and not chunk.scored)
+            num_rows += len(chunk.logits)
             sequences.append((count, chunk.end))
             if chunk.start < chunk.request.prefill_end:
                 num_prefills += 1

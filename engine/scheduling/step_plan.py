@@ -11,7 +11,9 @@ class ScheduledChunk:
     """Tokens [start, end) of a request. Slots below `num_valid` are already written: K and V of
     the tokens from `start` to there are recomputed for their logits, and not written again.
     `copies` must be done before the step. The logits of the positions in `scored` score the
-    prompt's next tokens; those of the last token are sampled from if `wants_logits`.
+    prompt's next tokens; those of the last token are sampled from if `wants_logits`. The last
+    tokens may be `drafts`, which the request has not said yet: they and the token before them are
+    sampled from, one after another, for as long as that gives the draft that comes next.
     """
 
     request: Request
@@ -21,13 +23,20 @@ class ScheduledChunk:
     copies: tuple[PageCopy, ...]
     wants_logits: bool
     scored: range = range(0)
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows of logits that are sampled from, the last of the chunk's."""
+        return 1 + len(self.drafts) if self.wants_logits else 0
 
     @property
     def logits(self) -> range:
         """Positions whose logits are wanted."""
         if not self.wants_logits:
             return self.scored
-        return range(self.scored.start if self.scored else self.end - 1, self.end)
+        first = self.scored.start if self.scored else self.end - self.num_sampled
+        return range(first, self.end)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ class StepWork:
         for chunk in chunks:
             length = chunk.end - chunk.start
             tokens += length
-            rows += chunk.wants_logits + len(chunk.scored)
+            rows += chunk.num_sampled + len(chunk.scored)
             if length == 1:
                 keys += chunk.end
             else:

@@ -45,6 +45,9 @@ def engine_samples(stats: EngineStats, info: EngineInfo, model: str, up: bool) -
         (m.CACHE_QUERIES, stats.num_queried_tokens),
         (m.CACHE_HITS, stats.num_cached_tokens),
         (m.PREEMPTIONS, stats.num_preemptions),
+        (m.DRAFTS, stats.num_drafts),
+        (m.DRAFT_TOKENS, stats.num_draft_tokens),
+        (m.ACCEPTED_TOKENS, stats.num_accepted_tokens),
     ):
         yield Sample(metric, labels, number)
     yield Sample(m.FORCED_TOKENS, (), stats.num_forced_tokens)

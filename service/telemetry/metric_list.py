@@ -136,6 +136,11 @@ FORCED_TOKENS = Metric(
     (),
     "{token}",
 )
+DRAFTS = _vllm("spec_decode_num_drafts", _C, "Times a request had drafts computed")
+DRAFT_TOKENS = _vllm(
+    "spec_decode_num_draft_tokens", _C, "Tokens computed because they might come next"
+)
+ACCEPTED_TOKENS = _vllm("spec_decode_num_accepted_tokens", _C, "Of these, tokens that came")
 CACHED_TOKENS = _vllm("prompt_tokens_cached", _C, "Prompt tokens taken from the prefix cache")
 TOKENS_BY_SOURCE = _vllm(
     "prompt_tokens_by_source", _C, "Prompt tokens of admitted requests, by source", ("source",)

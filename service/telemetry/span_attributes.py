@@ -39,6 +39,10 @@ def request_attributes(choices: list[RequestRecord]) -> Attributes:
         attributes["gen_ai.response.finish_reasons"] = reasons
     if preemptions := sum(each.num_preemptions for each in choices):
         attributes["headwater.preemptions"] = preemptions
+    if drafts := sum(each.num_draft_tokens for each in choices):
+        accepted = sum(each.num_accepted_tokens for each in choices)
+        attributes["headwater.speculation.draft_tokens"] = drafts
+        attributes["headwater.speculation.accepted_tokens"] = accepted
     if record.num_replayed_tokens:
         attributes["headwater.prompt.replayed_tokens"] = record.num_replayed_tokens
     if (usage := total_usage(choices)) is not None:

@@ -102,6 +102,7 @@ def tiny_core(
     ttft_target_ms: float = 0.0,
     cache_disk_pages: int = 0,
     idle_audit_s: float = 0.0,
+    speculation: bool = False,
 ) -> EngineCore:
     """An engine over the tiny model, on the best backend of this machine or a given one."""
     layout = KVLayout(SPEC.num_layers, SPEC.num_kv_heads, SPEC.head_dim, PAGE)
@@ -118,6 +119,7 @@ def tiny_core(
         threads=1,
         cache_disk_bytes=cache_disk_pages * layout.page_bytes,
         idle_audit_s=idle_audit_s,
+        speculation=speculation,
     )
     chosen = selection or select_backend("auto", threads=1, exact=False)
     rules = OutputRules(VOCABULARY, frozenset({EOS}))

@@ -38,17 +38,19 @@ SYSTEM = (
 )
 
 
+CONFIG = EngineConfig(
+    model=str(model_path()),
+    kv_memory_bytes=PAGES * PAGE_BYTES,
+    max_context=PAGES * 16,
+    decode_token_budget=32,
+    speculation=False,
+)
+
+
 @pytest.fixture
 def core() -> Iterator[Core]:
     """A pool of 512 tokens; beside streams a prompt is computed in chunks of 32."""
-    built = build_core(
-        EngineConfig(
-            model=str(model_path()),
-            kv_memory_bytes=PAGES * PAGE_BYTES,
-            max_context=PAGES * 16,
-            decode_token_budget=32,
-        )
-    )
+    built = build_core(CONFIG)
     assert built.info.num_pages == PAGES
     if built.info.backend != "cpu":
         built.close()
@@ -157,3 +159,16 @@ def test_preempted(core: Core, prompts: list[list[int]]) -> None:
     for tokens, result in zip(wanted, together, strict=True):
         core.flush()
         assert run(core, [tokens], longer)[0][:2] == result[:2]
+
+
+def test_speculated(core: Core, prompts: list[list[int]]) -> None:
+    """One that falls into a loop, which is drafted, alone and beside others."""
+    longer = msgspec.structs.replace(SAMPLING, max_tokens=200)
+    expected = run(core, prompts[1:2], longer)[0]
+    speculating = build_core(msgspec.structs.replace(CONFIG, speculation=True))
+    try:
+        for wanted in (prompts[1:2], prompts[1:]):
+            assert run(speculating, wanted, longer)[0][:2] == expected[:2]
+        assert speculating.stats().num_accepted_tokens > 0
+    finally:
+        speculating.close()

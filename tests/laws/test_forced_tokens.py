@@ -66,7 +66,8 @@ def text() -> TextAssets:
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[Core]:
-    built = build_core(EngineConfig(model=str(model_path()), max_context=1024))
+    config = EngineConfig(model=str(model_path()), max_context=1024, speculation=False)
+    built = build_core(config)
     yield built
     built.close()
 

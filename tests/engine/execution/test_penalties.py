@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from engine.execution.penalties import LogitRules, changes_logits
-from engine.execution.sampler import required_top, sample
+from engine.execution.sampler import required_top
 from engine.types import SamplingParams
 from kernels.contract import Float32Array, StepLogits
+from tests.engine.execution.sampling import sample
 
 VOCAB = 40
 EOS = 39

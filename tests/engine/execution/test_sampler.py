@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.execution.sampler import MAX_NUM_TOP, largest, required_top, sample, uniform_at
+from engine.execution.sampler import MAX_NUM_TOP, largest, required_top, uniform_at
 from engine.types import SamplingParams
 from kernels.contract import Float32Array, StepLogits
+from tests.engine.execution.sampling import sample
 
 VOCAB = 1000
 

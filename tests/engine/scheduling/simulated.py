@@ -147,6 +147,7 @@ class Simulation:
         self, machine: Machine | None = None, *, num_pages: int = 4096, **config: Any
     ) -> None:
         self.backend = SimulatedBackend(machine or Machine())
+        config = {"speculation": False, **config}
         layout = KVLayout(SPEC.num_layers, SPEC.num_kv_heads, SPEC.head_dim, PAGE)
         spec = replace(SPEC, max_context=CONTEXT)
         self.core: EngineCore = assemble_core(

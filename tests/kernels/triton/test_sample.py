@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.execution.sampler import sample as host_sample
 from engine.types import SamplingParams
 from kernels.contract import ContractError, Float32Array, StepLogits
 from kernels.triton.sample import sample
+from tests.engine.execution.sampling import sample as host_sample
 
 PARAMS = (
     (0.0, 0, 1.0, 0.0),

@@ -17,6 +17,7 @@ from engine.stats import (
 from service.telemetry import metric_list as m
 from service.telemetry.dashboards import PANELS
 from service.telemetry.engine_metrics import engine_samples
+from service.telemetry.request_metrics import ENGINE
 from tests.engine.tiny import PAGE, Driver, prompt, tiny_core
 
 COUNTS = {
@@ -24,6 +25,9 @@ COUNTS = {
     "num_restored_pages": 5,
     "num_damaged_pages": 7,
     "num_forced_tokens": 13,
+    "num_drafts": 17,
+    "num_draft_tokens": 119,
+    "num_accepted_tokens": 23,
 }
 SCHEDULING = SchedulingStats(
     itl_target_ms=30.0,
@@ -35,11 +39,15 @@ SCHEDULING = SchedulingStats(
     waiting_tokens=640,
     num_floor_steps=11,
 )
+LABELS = ("tiny", ENGINE)
 TOLD = {
     (m.DISK_PAGES, ()): 3,
     (m.RESTORED, ()): 5,
     (m.DAMAGED, ()): 7,
     (m.FORCED_TOKENS, ()): 13,
+    (m.DRAFTS, LABELS): 17,
+    (m.DRAFT_TOKENS, LABELS): 119,
+    (m.ACCEPTED_TOKENS, LABELS): 23,
     (m.LEASES, ()): 4,
     (m.LEASED_PAGES, ()): 9,
     (m.LEASING_TENANTS, ()): 2,

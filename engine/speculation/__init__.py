@@ -1,0 +1,1 @@
+"""Drafts: what a request may say next, by what followed the same tokens before."""
