@@ -64,7 +64,9 @@ _MAX_RECVS_PER_STEP = 64
 _LAST_WORDS_S = 2.0
 """How long the ending loop waits for the edge to take its last messages."""
 
-_SHUTTING_DOWN = "the engine is shutting down; the request may be repeated"
+_SHUTTING_DOWN = (
+    "The server is draining, it is shutting down, before the request could run: repeat it."
+)
 
 _log = logging.getLogger(__name__)
 

@@ -22,11 +22,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="load one server")
-    run.add_argument("--url", default="http://127.0.0.1:8000", help="the server's root")
-    run.add_argument("--name", default="server", help="what the report calls it")
+    run.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        help="the server's root, without /v1 (default: %(default)s)",
+    )
+    run.add_argument(
+        "--name", default="server", help="what the report calls it (default: %(default)s)"
+    )
     run.add_argument(
         "--pid",
         type=_positive,
+        metavar="PID",
         help="the server's first process: watch the memory (PSS) of its whole tree; Linux only",
     )
     _load_options(run, repeats=1)
@@ -73,17 +80,48 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def _load_options(parser: argparse.ArgumentParser, repeats: int) -> None:
     add = parser.add_argument
-    add("--workload", default="agents", help="a name (see `workloads`) or a .toml file")
-    add("--trace", help="the recorded trace of a replay workload")
-    add("--transport", choices=transports.NAMES, default="chat-sse")
+    add(
+        "--workload",
+        default="agents",
+        help="a name (`workloads` lists them) or a .toml file (default: %(default)s)",
+    )
+    add("--trace", metavar="FILE", help="the recorded trace that a replay workload plays")
+    add(
+        "--transport",
+        choices=transports.NAMES,
+        default="chat-sse",
+        help="how requests are sent: the API, and streamed (sse, ws) or not (default: %(default)s)",
+    )
     levels = parser.add_mutually_exclusive_group()
-    levels.add_argument("--concurrency", type=_concurrency, nargs="+", dest="levels", metavar="N")
-    levels.add_argument("--rate", type=_rate, nargs="+", dest="levels", metavar="PER_S")
-    add("--repeats", type=_positive, default=repeats)
+    levels.add_argument(
+        "--concurrency",
+        type=_concurrency,
+        nargs="+",
+        dest="levels",
+        metavar="N",
+        help="so many at once, one run for each number, in place of what a workload says of its "
+        "closed parts",
+    )
+    levels.add_argument(
+        "--rate",
+        type=_rate,
+        nargs="+",
+        dest="levels",
+        metavar="PER_S",
+        help="so many new sessions per second, one run for each number, in place of what a "
+        "workload says of its poisson parts",
+    )
+    add(
+        "--repeats",
+        type=_positive,
+        default=repeats,
+        metavar="N",
+        help="runs of each level, each with prefixes of its own (default: %(default)s)",
+    )
     add("--seed", help="same seed, same requests; default: a new one, so that caches start cold")
     add("--warm", action="store_true", help="fill prefix caches before each measured run")
     add("--model", default="", help="default: the first that each server lists")
-    add("--api-key", help="bearer token")
+    add("--api-key", metavar="KEY", help="sent as a bearer token")
     add(
         "--extra",
         type=_extra,
@@ -92,12 +130,27 @@ def _load_options(parser: argparse.ArgumentParser, repeats: int) -> None:
         help="merged into each request's body; a null takes a key away. Default asks for answers "
         "of full length: %(default)s",
     )
-    add("--chunk-timeout", type=float, default=120.0, help="seconds without any text: stalled")
+    add(
+        "--chunk-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="a request without any text for so long counts as stalled (default: %(default)g)",
+    )
     add("--slo", type=_slo, metavar="ttft_ms=500,tpot_ms=50", help="what goodput counts")
-    add("--assert", action="append", default=[], type=_assertion, dest="assertions")
+    add(
+        "--assert",
+        action="append",
+        default=[],
+        type=_assertion,
+        dest="assertions",
+        metavar="[TARGET:]FIGURE<LIMIT",
+        help="exit with 1 unless this holds, like 'itl_p99_ms<60'; repeatable; loadtest/README.md "
+        "lists the figures",
+    )
     add("--note", default="", help="a sentence for the report, like the servers' threads")
-    add("--json", type=Path, metavar="FILE")
-    add("--html", type=Path, metavar="FILE")
+    add("--json", type=Path, metavar="FILE", help="write the report here, to draw or compare later")
+    add("--html", type=Path, metavar="FILE", help="write the report here as a page with its plots")
 
 
 def _target(text: str) -> tuple[str, str]:

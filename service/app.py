@@ -6,6 +6,7 @@ import secrets
 from typing import Final, Protocol
 
 import anyio
+import msgspec
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -103,9 +104,12 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
         Route("/health/ready", Ready(engine), methods=["GET"]),
         Route("/v1/roofline", Roofline(engine), methods=["GET"]),
         Route("/metrics", MetricsEndpoint(services.metrics), methods=["GET"]),
+        Route("/", Elsewhere("dashboard"), methods=["GET"]),
         Route("/dashboard", page := DashboardPage(), methods=["GET"]),
+        Route("/dashboard/", Elsewhere("../dashboard"), methods=["GET"]),
         Route("/dashboard/{name}", page, methods=["GET"]),
         WebSocketRoute("/admin/feed", FeedSocket(services.feed).endpoint),
+        Route("/admin/feed", UpgradeRequired(), methods=["GET"]),
         Route(
             "/admin/tree/{page:int}",
             TreeNode(engine, services.assets.vocabulary),
@@ -116,13 +120,26 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
     ]
 
 
+class Elsewhere:
+    """What a newcomer asks for first: leads to the dashboard, and says what else there is."""
+
+    def __init__(self, location: str) -> None:
+        """`location` is relative, as the server may stand below another's path."""
+        self._location = location
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        there = {"dashboard": "/dashboard", "api": "/v1", "models": "/v1/models"}
+        body = msgspec.json.encode({**there, "health": "/health", "metrics": "/metrics"})
+        await send_answer(send, 307, body, {"location": self._location})
+
+
 class UpgradeRequired:
-    """`GET /v1/responses` without the upgrade that makes it a WebSocket."""
+    """A WebSocket's path, asked for without the upgrade."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise ApiError(
             426,
-            "GET /v1/responses is a WebSocket here: connect with an Upgrade header.",
+            f"GET {scope['path']} is a WebSocket here: connect with an Upgrade header.",
             code="upgrade_required",
             headers={"upgrade": "websocket", "connection": "upgrade"},
         )

@@ -16,6 +16,7 @@ from service.tools.formats import FORMAT_NAMES
 
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kib|mib|gib|tib|kb|mb|gb|tb|k|m|g|t)?", re.IGNORECASE)
 _BINARY_STEPS = "bkmgt"
+BACKENDS = ("auto", "triton", "cpu", "reference")
 MAX_MEMORY_BYTES = 1 << 60
 LEAST_PLAIN_BYTES = 1 << 20
 
@@ -148,21 +149,32 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     add, defaults = serve.add_argument, Limits()
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
-    add("--allow-public", action="store_true", help="allow a --host that other machines reach")
+    add(
+        "--allow-public",
+        action="store_true",
+        help="allow a --host that other machines reach without --keys (default: refuse to start)",
+    )
     add(
         "--keys",
         type=Path,
         metavar="FILE",
-        help="serve only who shows an API key of this file (make one: headwater key TENANT)",
+        help="serve only who shows an API key of this file (make one: headwater key TENANT; "
+        "default: whoever reaches the address)",
     )
-    add("--tls-cert", type=Path, metavar="FILE", help="serve TLS with this certificate chain (PEM)")
-    add("--tls-key", type=Path, metavar="FILE", help="its private key, if not in the same file")
+    add(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="serve TLS with this certificate chain, PEM (default: plain HTTP)",
+    )
+    add("--tls-key", type=Path, metavar="FILE", help="its private key (default: in the same file)")
     add("--model", type=Path, help="GGUF file or Hugging Face folder (default: the embedded one)")
     add(
         "--script",
         type=Path,
         metavar="FILE",
-        help="serve the tokens of this JSON script, at its pace, instead of computing any",
+        help="serve the tokens of this JSON script, at its pace, instead of computing any "
+        "(default: compute)",
     )
     add(
         "--served-model-name",
@@ -175,18 +187,35 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--kv-memory",
         default="0",
         metavar="SIZE",
-        help="memory for KV pages, like 2GiB (default: by machine)",
+        help="memory for KV pages, like 2GiB (default: a quarter of what is free, at most 16 whole "
+        "contexts; on a GPU four fifths of what the weights leave)",
     )
-    add("--max-context", type=int, default=0, metavar="TOKENS", help="longest prompt and answer")
+    add(
+        "--max-context",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="longest prompt and answer together (default: the model's own, or what the pages "
+        "hold)",
+    )
     add("--threads", type=int, default=0, help="compute threads (default: one per core)")
-    add("--exact", action="store_true", help="compute with full-precision activations, slower")
+    add(
+        "--exact",
+        action="store_true",
+        help="compute with full-precision activations, slower (default: 8 bits per block of 32)",
+    )
     add(
         "--kv-dtype",
         choices=("auto", "f16", "bf16", "int8"),
         default="auto",
         help="how pages hold keys and values; int8 takes half the memory (default: the backend's)",
     )
-    add("--backend", default="auto", help="kernels to use (default: the fastest that fits)")
+    add(
+        "--backend",
+        choices=BACKENDS,
+        default="auto",
+        help="kernels to use (default: auto, the fastest that runs here; reference is slow)",
+    )
     add(
         "--itl-target-ms",
         type=float,
@@ -200,7 +229,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         type=float,
         default=0.0,
         metavar="MS",
-        help="time to the first token to keep: what would be late is refused, with a time to retry",
+        help="time to the first token to keep: what would be late is refused, with a time to retry "
+        "(default: nothing is refused for that)",
     )
     add(
         "--prefill-chunk",
@@ -221,32 +251,36 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         action="append",
         default=[],
         metavar="NAME",
-        help="another name this server answers to in the Host header; repeatable",
+        help="another name this server answers to in the Host header; repeatable (default: "
+        "localhost, that of --host, and any IP address)",
     )
     add(
         "--allowed-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="web pages that may use the server, like https://app.example; repeatable",
+        help="web pages that may use the server, like https://app.example; repeatable (default: "
+        "its own)",
     )
     add(
         "--cache-dir",
         type=Path,
         metavar="DIR",
-        help="keep the cache here over restarts: written at the end, read at the start",
+        help="keep the cache here over restarts: written at the end, read at the start (default: "
+        "begin empty)",
     )
     add(
         "--cache-disk",
         default="0",
         metavar="SIZE",
-        help="keep what is evicted on disk, up to this size",
+        help="keep what is evicted on disk, up to this size (default: drop it)",
     )
     add(
         "--prewarm",
         type=Path,
         metavar="FILE",
-        help="compute these prompts first: per line a body as of POST /v1/cache/prewarm",
+        help="compute these prompts first: per line a body as of POST /v1/cache/prewarm (default: "
+        "none)",
     )
     add(
         "--tool-format",
@@ -298,5 +332,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="what all requests that are read or answered may bring together "
         "(default: %(default)s)",
     )
-    add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    add(
+        "--log-level",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="the least that is logged, to standard error (default: %(default)s)",
+    )
     return parser, serve

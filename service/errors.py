@@ -62,6 +62,18 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, code=code, param=param)
 
 
+def overloaded(message: str) -> ApiError:
+    """503 for what may be asked again soon."""
+    return ApiError(
+        503, message, type="server_error", code="server_is_overloaded", headers=RETRY_SOON
+    )
+
+
+def draining(then: str) -> ApiError:
+    """503 while the server ends; `then` is what the client may do."""
+    return overloaded(f"The server is draining, it is shutting down: {then}.")
+
+
 def context_exceeded(param: str, message: str) -> ApiError:
     """400 for what does not fit the context. The code stands in the text too: LangChain looks for
     it there to know that the history must be shortened."""
@@ -81,13 +93,7 @@ def from_engine(error: EngineError) -> ApiError:
             headers=retry_after(error.retry_after_s),
         )
     if error.retryable:
-        return ApiError(
-            503,
-            str(error),
-            type="server_error",
-            code="server_is_overloaded",
-            headers=RETRY_SOON,
-        )
+        return overloaded(str(error))
     return ApiError(500, str(error), type="server_error")
 
 
@@ -102,13 +108,7 @@ def from_failure(failed: Failed) -> ApiError:
             headers={"x-should-retry": "false"},
         )
     if failed.finish_reason is FinishReason.ABORT:
-        return ApiError(
-            503,
-            failed.message,
-            type="server_error",
-            code="server_is_overloaded",
-            headers=RETRY_SOON,
-        )
+        return overloaded(failed.message)
     if failed.retryable:
         return ApiError(
             503, failed.message, type="server_error", code="server_error", headers=RETRY_SOON

@@ -81,7 +81,9 @@ ANSWER_S = 1.5
 """How long a question to the engine may wait for the step under way."""
 AUDIT_S = 60.0
 
-SHUTTING_DOWN = "the engine is shutting down"
+SHUTTING_DOWN = (
+    "The server is draining, it is shutting down and takes no new requests: repeat the request."
+)
 
 _RECV_BYTES = 256 * 1024
 

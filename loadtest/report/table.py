@@ -112,7 +112,11 @@ def notes(report: Report) -> list[str]:
     said = []
     if report.interrupted:
         said.append("Interrupted: these are the figures of what had run until then.")
-    said += [f"{one.name} took no part: {one.dead}" for one in report.targets if one.dead]
+    said += [
+        f"{one.name} was not measured, as GET {one.url}/v1/models failed: {one.dead}"
+        for one in report.targets
+        if one.dead
+    ]
     for pooled in pool(report.runs):
         where = f"{pooled.target}, {pooled.level}"
         for kind, count in pooled.counts("errors").items():

@@ -24,6 +24,12 @@ from loadtest.workloads.spec import Replay
 from loadtest.workloads.text import words
 
 MOONCAKE_PAGE_TOKENS = 512
+PUBLIC_TRACES = {
+    "mooncake": "FAST25-release/traces/conversation_trace.jsonl of "
+    "https://github.com/kvcache-ai/Mooncake",
+    "tracelab": "example_sessions/derived/round_trace.jsonl of https://github.com/uw-syfi/TraceLab",
+}
+"""Where traces are had, by format."""
 
 
 class MooncakeRequest(msgspec.Struct, frozen=True):
@@ -65,7 +71,10 @@ def replay(part: Replay, when: Arrival, seed: str) -> list[Session]:
     be read. A closed or Poisson arrival takes the trace's sessions in order; when it needs more,
     it begins again with new text, so that no answer is cached that was not in the trace."""
     if not part.trace:
-        raise ValueError("a replay needs a trace file: --trace PATH")
+        raise ValueError(
+            f"a replay needs a recorded trace, --trace FILE; one of this format is "
+            f"{PUBLIC_TRACES[part.format]}"
+        )
     if isinstance(when, arrival.Burst | arrival.Beside):
         raise ValueError("a replay's arrivals are recorded, closed or poisson")
     read = _mooncake if part.format == "mooncake" else _tracelab

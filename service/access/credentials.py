@@ -3,8 +3,8 @@
 Keys come as `Authorization: Bearer`, or as `x-api-key` from Anthropic's clients. A web page cannot
 send headers with a WebSocket handshake: it offers a subprotocol with the key in its name, as
 OpenAI's realtime API has it, beside one that is accepted. Health stays open, as orchestrators have
-no keys, and so do the dashboard's files, which show nothing by themselves; what the operator alone
-may see needs an admin key.
+no keys, and so do the dashboard's files, which show nothing by themselves, and the way to them;
+what the operator alone may see needs an admin key.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ from service.access.keys import KeyFile
 from service.access.refusal import refuse
 from service.errors import ApiError
 
-OPEN: Final = ("/health", "/dashboard")
+OPEN: Final = ("/", "/health", "/dashboard")
 ADMIN: Final = ("/admin", "/metrics")
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 
@@ -70,7 +70,7 @@ def _offered_key(scope: Scope) -> str:
 
 
 def _is_under(path: str, roots: tuple[str, ...]) -> bool:
-    return any(path == root or path.startswith(f"{root}/") for root in roots)
+    return any(path == root or (root != "/" and path.startswith(f"{root}/")) for root in roots)
 
 
 def _unauthorized(message: str) -> ApiError:

@@ -18,7 +18,7 @@ from engine.api import Engine, EngineError
 from engine.views import EngineView, TreeView
 from service.config import Settings
 from service.dashboard.lanes import EndedRequests, Lanes
-from service.errors import RETRY_SOON, ApiError
+from service.errors import ApiError, draining, overloaded
 from service.events import RequestRecord
 from service.model_card import ModelCard
 from service.roofline import describe_machine, describe_work
@@ -67,14 +67,10 @@ class Feed:
     async def watch(self) -> AsyncGenerator[str, None]:
         """The frames of one watcher, until the server drains or it does not keep up. Raises
         ApiError at the first read where too many watch already."""
-        if self._draining or len(self._watchers) >= MAX_WATCHERS:
-            raise ApiError(
-                503,
-                f"The dashboard is closed, or watched by {MAX_WATCHERS} already.",
-                type="server_error",
-                code="server_is_overloaded",
-                headers=RETRY_SOON,
-            )
+        if self._draining:
+            raise draining("open the dashboard again later")
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise overloaded(f"The dashboard is watched by {MAX_WATCHERS} already: close one.")
         sender, receiver = anyio.create_memory_object_stream[str](_MAX_BEHIND)
         sender.send_nowait(_frame(self._hello()))
         self._watchers.add(sender)

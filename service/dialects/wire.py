@@ -22,6 +22,11 @@ a larger one may have as many more: while they are made and freed, nothing else 
 _BYTES_PER_VALUE = 20
 
 _MARKS = re.compile(rb'\\.|["\[\]{}]', re.DOTALL)
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 _COLON = re.compile(rb"[ \t\r\n]*:")
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
@@ -40,10 +45,22 @@ def decode(data: bytes | str | msgspec.Raw, kind: type[T], path: str = "") -> T:
     except msgspec.ValidationError as error:
         raise _refusal(str(error), path) from None
     except msgspec.DecodeError as error:
-        fault = f"not valid JSON: {error}." if len(data) else "empty: a JSON object is expected."
+        fault = _fault(data, error) if len(data) else "empty: a JSON object is expected."
         raise ApiError(400, f"The body is {fault}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
+
+
+def _fault(data: bytes | str | msgspec.Raw, error: msgspec.DecodeError) -> str:
+    """What is wrong with JSON; of half a character the parser says other things."""
+    raw = data.encode(errors="replace") if isinstance(data, str) else bytes(data)
+    for escape in _ESCAPES.finditer(raw):
+        if escape["half"]:
+            return (
+                f"not Unicode: \\{escape['half'].decode()} at byte {escape.start()} is half a "
+                "character, a surrogate without its other half; the text was cut inside of one."
+            )
+    return f"not valid JSON: {error}."
 
 
 def require_few_values(data: bytes) -> None:

@@ -25,7 +25,7 @@ from service.dialects.responses_decode import (
 )
 from service.dialects.responses_encode import ws_error
 from service.dialects.responses_entries import Entry
-from service.errors import RETRY_SOON, ApiError, invalid
+from service.errors import ApiError, draining, invalid
 from service.events import Admitted, Event, new_trace_number
 from service.responses.turns import OUR_FAULT, Origin
 from service.services import Services
@@ -69,7 +69,7 @@ class ResponsesSockets:
         """Serve one connection to its end."""
         await receive()  # that the client wants to connect
         if self._draining:
-            await deny(send, _shutting_down())
+            await deny(send, draining("connect again"))
             return
         connection = _Connection(scope, receive, send, self._services, self._limits)
         self._connections.add(connection)
@@ -311,7 +311,7 @@ class _Connection:
         finish_refused(self._services.records, record, error)
 
     def _refusal(self) -> ApiError:
-        return _shutting_down() if self.draining.is_set() else _too_old()
+        return draining("connect and ask again") if self.draining.is_set() else _too_old()
 
     async def _close_in_time(self, lanes: Lanes[_Arrival]) -> None:
         """Close when the connection is too old or the server drains, after the running turns."""
@@ -339,16 +339,6 @@ class _Connection:
                             for frame in turn.progress():
                                 await self._put(frame)
                 running.quiet = True
-
-
-def _shutting_down() -> ApiError:
-    return ApiError(
-        503,
-        "The server is shutting down.",
-        type="server_error",
-        code="server_is_overloaded",
-        headers=RETRY_SOON,
-    )
 
 
 def _too_old() -> ApiError:

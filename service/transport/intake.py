@@ -9,7 +9,7 @@ import anyio
 from starlette.types import Message, Receive
 
 from service.config import Limits
-from service.errors import RETRY_SOON, ApiError
+from service.errors import ApiError, overloaded
 
 RESERVE = 4
 """One part in so many is added to the bound for small requests, which are decoded on the event
@@ -46,7 +46,7 @@ class Hold:
         added = num_bytes - self.num_bytes
         reserve = self._reserve or num_bytes <= self._intake.limits.offload_bytes
         if added > 0 and not self._intake.fits(added, reserve=reserve):
-            raise overloaded()
+            raise overloaded("The server holds as many bytes of requests as it may.")
         self._intake.num_bytes += added
         self.num_bytes = num_bytes
 
@@ -84,14 +84,3 @@ class TimedBody:
             self._hold.set(self._hold.num_bytes + len(message.get("body", b"")))
             self._whole = not message.get("more_body", False)
         return message
-
-
-def overloaded() -> ApiError:
-    """503 for a request that would hold more than there is room for."""
-    return ApiError(
-        503,
-        "The server holds as many bytes of requests as it may; try again soon.",
-        type="server_error",
-        code="server_is_overloaded",
-        headers=RETRY_SOON,
-    )

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from service.config import Limits
-from service.errors import RETRY_SOON, ApiError, openai_error
+from service.errors import ApiError, openai_error, overloaded
 from service.transport.connections import Connections, WatchedTransport
 from service.transport.http import HALF_CLOSE
 
@@ -378,10 +378,4 @@ def _head_too_large() -> Refused:
 
 
 def _too_many() -> ApiError:
-    return ApiError(
-        503,
-        "The server has as many connections as it may.",
-        type="server_error",
-        code="server_is_overloaded",
-        headers=RETRY_SOON,
-    )
+    return overloaded("The server has as many connections as it may.")

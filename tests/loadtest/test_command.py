@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -62,13 +63,23 @@ def test_exit_codes() -> None:
         dead = url
     code, _, err = run("run", "--url", dead)
     assert code == 2
-    assert "took no part" in err
+    assert "was not measured, as GET " in err
     with playing(Play(status=429)) as url:
         arguments = ("run", "--url", url, "--concurrency", "1")
         assert run(*arguments)[0] == 1
         assert run(*arguments, "--assert", "error_rate<=1")[0] == 0
     assert run("run", "--url", dead, "--workload", "nothing")[0] == 2
     assert run("run", "--assert", "nonsense")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_help_explains_every_option(command: str) -> None:
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    options = [" ".join(text.split()) for text in re.split(r"\n  (?=-)", out)[1:]]
+    assert len(options) > 15
+    # An option without help is its name, and what it takes, alone.
+    assert not [text for text in options if re.fullmatch(r"\S+( \{\S+\}| [A-Z_\[\]. ]+)?", text)]
 
 
 def test_the_workloads_are_listed() -> None:

@@ -48,7 +48,7 @@ def test_a_taken_port(tmp_path: Path) -> None:
         (("--model", "README.md"), 1, "README.md: not a GGUF file: it begins with b'# He'"),
         (("--model", "tests"), 1, "--model tests is a folder without a config.json"),
         (("--script", "nowhere.json"), 1, "--script nowhere.json does not exist"),
-        (("--backend", "cuda"), 1, "--backend cuda: no backend 'cuda'; there are"),
+        (("--backend", "cuda"), 2, "--backend: invalid choice: 'cuda'"),
         (("--kv-memory", "9999999999TiB"), 2, "'9999999999TiB' is more memory than any machine"),
         (("--threads", "100000"), 2, "--threads 100000 is more than machines have cores"),
         (("--step-limit", "0"), 2, "--step-limit 0 is shorter than honest steps"),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kernels import registry
+from service import command_line
 from service.command_line import NewKey, parse_command, parse_memory
 from service.config import Settings, SettingsError
 
@@ -67,6 +69,20 @@ def parse(*arguments: str) -> Settings:
 
 def test_defaults_are_the_settings_own() -> None:
     assert parse() == Settings()
+
+
+def test_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    told = re.split(r"\n  (?=-)", capsys.readouterr().out)[1:]
+    options = {text.split()[0]: " ".join(text.split()) for text in told}
+    del options["-h,"]
+    assert len(options) > 25
+    assert not [name for name, text in options.items() if "(" not in text or "default" not in text]
+
+
+def test_the_backends_are_those_of_the_kernels() -> None:
+    assert set(command_line.BACKENDS) == set(registry.BACKENDS)
 
 
 def test_every_option_arrives() -> None:

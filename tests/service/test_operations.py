@@ -132,12 +132,14 @@ def test_flush_says_how_much_it_dropped(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/nowhere", 404, "unknown_url"),
+        ("POST", "/", 405, "method_not_allowed"),
         ("POST", "/v1/chat/completion", 404, "unknown_url"),
         ("GET", "/v1/chat/completions/", 404, "unknown_url"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/health", 405, "method_not_allowed"),
         ("GET", "/v1/responses", 426, "upgrade_required"),
+        ("GET", "/admin/feed", 426, "upgrade_required"),
     ],
 )
 def test_urls_and_methods_that_are_not(
@@ -149,6 +151,18 @@ def test_urls_and_methods_that_are_not(
     assert (error["type"], error["code"]) == ("invalid_request_error", code)
     if status == 405:
         assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard/"])
+def test_a_newcomer_is_led_to_the_dashboard_and_told_what_there_is(
+    server: LiveServer, path: str
+) -> None:
+    answer = server.http.get(path)
+    assert answer.status_code == 307
+    assert answer.json()["models"] == "/v1/models"
+    page = server.http.get(path, follow_redirects=True)
+    assert (page.url.path, page.status_code) == ("/dashboard", 200)
+    assert server.http.head(path).status_code == 307
 
 
 def test_request_ids_are_echoed_if_sane_and_made_if_not(server: LiveServer) -> None:

@@ -30,6 +30,7 @@ def test_running_streams_end_and_new_requests_are_refused() -> None:
         refused = server.http.post(CHAT, json=body())
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "server_is_overloaded"
+        assert "is draining" in refused.json()["error"]["message"]
         assert refused.headers["retry-after-ms"]
         *frames, done = frames_of(first + read_to_end(sock))
         assert done == "[DONE]"

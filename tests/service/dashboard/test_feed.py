@@ -138,6 +138,7 @@ def test_watchers_are_bounded(server: LiveServer) -> None:
             connected(server)
         answer = refused.value.response
         assert answer.status_code == 503 and "retry-after" in answer.headers
+        assert b"watched by 32 already" in (answer.body or b"")
 
 
 def test_what_a_watcher_says_is_not_heard(server: LiveServer) -> None:
@@ -162,6 +163,7 @@ def test_a_draining_server_lets_its_watchers_go(server: LiveServer) -> None:
 
 def test_with_keys_the_page_is_open_and_what_it_shows_is_the_operators(guarded: LiveServer) -> None:
     assert guarded.http.get("/dashboard").is_success
+    assert guarded.http.get("/", follow_redirects=True).is_success
     assert guarded.http.get("/dashboard/app.js").is_success
     for key, status in (("", 401), (TENANT, 403)):
         headers = bearer(key) if key else {}

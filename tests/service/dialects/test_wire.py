@@ -103,3 +103,27 @@ def test_free_form_json_of_too_many_values_is_refused() -> None:
     with pytest.raises(ApiError) as error:
         wire.require_shallow({"a": [1] * wire.MAX_VALUES}, "x.y")
     assert error.value.param == "x.y"
+
+
+@pytest.mark.parametrize(
+    ("text", "half", "at"),
+    [
+        ('{"a":"\\ud83d"}', "\\ud83d", 6),
+        ('{"a":"x\\uDE00 y"}', "\\uDE00", 7),
+        ('{"a":"\\ud83d\\u0041"}', "\\ud83d", 6),
+        ('{"a":"\\ud83d\\ude00\\ud83d z"}', "\\ud83d", 18),
+        ('{"a":"\\\\\\ud83d"}', "\\ud83d", 8),
+    ],
+)
+def test_half_a_character_is_named_with_its_place(text: str, half: str, at: int) -> None:
+    with pytest.raises(ApiError) as error:
+        wire.decode(text.encode(), dict[str, str])
+    assert (error.value.status, error.value.code) == (400, "invalid_json")
+    assert f"{half} at byte {at} is half a character" in error.value.message
+
+
+def test_what_only_looks_like_half_a_character_is_not_blamed() -> None:
+    text = '{"a":"\\\\ud83d","b":"\\ud83d\\ude00"}'
+    assert wire.decode(text, dict[str, str]) == {"a": "\\ud83d", "b": "\U0001f600"}
+    with pytest.raises(ApiError, match="not valid JSON"):
+        wire.decode(text[:-1], dict[str, str])
