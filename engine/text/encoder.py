@@ -13,21 +13,26 @@ SLICE_CHARACTERS: Final = 16_384
 """About 4,000 tokens: a few milliseconds of tokenising without the interpreter lock."""
 
 _CUT_WINDOW: Final = 16_384
+_IDS_AT_ONCE: Final = 16_384
+"""A list of more would hold the interpreter for too long."""
 
 
 class Encoder:
     """Tokenises long texts slice by slice, with the very ids of one call over the whole text.
 
     `Tokenizer.encode` holds the interpreter lock from begin to end; `encode_batch_fast` drops it,
-    but still makes its Python lists under it: slices keep those short. A text is cut only where
-    the pre-tokenizer splits in any context (`pre_tokenizers`); with a tokenizer of which that is
-    not known, the text is one slice.
+    but still makes its Python lists under it: slices keep those short, and what the library calls
+    truncation, which is made without the lock, parts the ids of a slice that became long. A text
+    is cut only where the pre-tokenizer splits in any context (`pre_tokenizers`); with a tokenizer
+    of which that is not known, the text is one slice.
     """
 
     __slots__ = ("_prefix", "_slice_characters", "_sliceable", "_suffix", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, slice_characters: int = SLICE_CHARACTERS) -> None:
-        """Raises ValueError when special tokens are not simply put before and after the text."""
+        """Sets the tokenizer's truncation: encodings have their ids in parts from then on. Raises
+        ValueError when special tokens are not simply put before and after the text."""
+        tokenizer.enable_truncation(_IDS_AT_ONCE)
         self._tokenizer = tokenizer
         self._slice_characters = slice_characters
         self._sliceable = cuts_are_safe(tokenizer)
@@ -55,11 +60,11 @@ class Encoder:
         parts = [np.array(prefix, dtype=np.int32)]
         for piece in self.slices(text):
             piece.encode()  # for a lone surrogate the library would raise a bare TypeError
-            parts.append(np.array(self._ids(piece), dtype=np.int32))
+            parts.append(self._ids(piece))
         parts.append(np.array(suffix, dtype=np.int32))
         return np.concatenate(parts)
 
-    def _ids(self, piece: str) -> list[int]:
+    def _ids(self, piece: str) -> NDArray[np.int32]:
         try:
             (encoding,) = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
         except BaseException as error:
@@ -67,8 +72,8 @@ class Encoder:
             if type(error).__name__ != "PanicException":
                 raise
             raise RuntimeError(f"the tokenizer failed: {error}") from error
-        ids: list[int] = encoding.ids
-        return ids
+        parts = (encoding, *encoding.overflowing)
+        return np.concatenate([np.array(part.ids, dtype=np.int32) for part in parts])
 
     def slices(self, text: str) -> Iterator[str]:
         """The pieces of the text that `encode` tokenises one by one; joined they are the text."""

@@ -39,14 +39,15 @@ def _split(pattern: str) -> PreTokenizer:
 SAFE_CUT: Final = re.compile(
     r"(?<=[!-~])(?= )"
     r"|(?<=[A-Za-z0-9\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3])"
-    r"(?=[\n.,;:\u3001\u3002\uff0c\uff0e\uff1a\uff1b\uff01\uff1f])"
+    r"(?=[\n.,;:/+={}\"\\*&%#@$~^\u3001\u3002\uff0c\uff0e\uff1a\uff1b\uff01\uff1f])"
+    r"|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])"
 )
 """Where the four pre-tokenizers above always begin a new piece, whatever stands before and after.
 
-No alternative of their patterns matches a visible character and then a space, or a letter or
-digit and then one of these marks; their only lookahead looks at what follows white space, and no
-white space stands before a cut. NFC composes none of the characters after a cut with what stands
-before it.
+No alternative of their patterns matches a visible character and then a space, a letter or digit
+and then one of these marks, or a letter beside a digit; their only lookahead looks at what follows
+white space, and no white space stands before a cut. NFC composes none of the characters after a cut
+with what stands before it.
 """
 
 

@@ -162,10 +162,13 @@ def encode_answer(
         ],
         "usage": usage_fields(total_usage(ends, len(ends))),
     }
-    ids: list[int] = unpack_tokens(prompt).tolist()
+    scores_prompt = request.generation.options.prompt_logprobs is not None
+    ids: list[int] = []  # not where nobody asks for them: a long prompt has very many
+    if request.return_token_ids or scores_prompt:
+        ids = unpack_tokens(prompt).tolist()
     if request.return_token_ids:
         fields["prompt_token_ids"] = ids
-    if request.generation.options.prompt_logprobs is not None:
+    if scores_prompt:
         fields["prompt_logprobs"] = prompt_logprobs(ids, choices[0].scored, vocabulary)
     return _to_json(fields)
 

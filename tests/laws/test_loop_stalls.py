@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -135,6 +136,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "messages": ("/v1/messages", {"messages": LONG, "max_tokens": 9}),
     "tokenize": ("/tokenize", {"prompt": text(SIZE)}),
+    "tokenize, one word": (
+        "/tokenize",
+        {"prompt": "".join(random.Random(1).choices("abcdefghij", k=SIZE))},
+    ),
     "detokenize": ("/detokenize", {"tokens": [1234] * (SIZE // 6)}),
     "no JSON": ("/v1/chat/completions", {"": "\ud800" * (SIZE // 6)}),
     "a list of lists": ("/v1/chat/completions", {"messages": [[]] * (SIZE // 4)}),

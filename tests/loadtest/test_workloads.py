@@ -188,7 +188,7 @@ def test_probes_need_streams_beside_them() -> None:
 
 
 def test_a_replay_without_a_trace_is_explained() -> None:
-    with pytest.raises(WorkloadError, match="--trace FILE.*github.com.kvcache-ai.Mooncake"):
+    with pytest.raises(WorkloadError, match=r"--trace FILE.*github\.com/kvcache-ai"):
         build_plan(read_workload("replay"), "1")
 
 

@@ -1,5 +1,7 @@
 """Slices have the very ids of one call over the whole text."""
 
+import random
+from base64 import b64encode
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from engine.weights.gguf import open_gguf
 PRE_TYPES = ("smollm", "llama-bpe", "qwen2")
 FRAGMENTS = [
     *"abYZ019 \n\t\r.,;:'!?-_|<>\x1c\x85\u0301",
+    *"/+={}\"\\*&%#@$~^", "a1", "1a",
     "190", "00", "19", "  ", "\n\n", " \n", "'s", "'LL", "\u00a0", "\u3000", "。", "\uff0c",
     "中文", "한국", "ァひ", "é", "e\u0301", "\u1100\u1161\u11a8", "🙂", "\u200d", "\u2126", "²",
     "<|im_end|>", "<|im_start|>", "<file_sep>", "<|im_", "end|>",
@@ -41,7 +44,8 @@ def tokenizer_of(pre_type: str) -> Tokenizer:
 
 
 def one_shot(tokenizer: Tokenizer, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+    whole = tokenizer.encode(text, add_special_tokens=False)
+    return [token_id for part in (whole, *whole.overflowing) for token_id in part.ids]
 
 
 @pytest.mark.parametrize("pre_type", PRE_TYPES)
@@ -69,6 +73,13 @@ def test_a_long_text_is_cut_near_the_slice_size(assets: TextAssets) -> None:
     ids = assets.encoder.encode(text)
     assert ids.dtype == np.int32 and ids.ndim == 1
     assert ids.tolist() == one_shot(assets.tokenizer, text)
+
+
+def test_encoded_data_is_cut(assets: TextAssets) -> None:
+    data = b64encode(random.Random(1).randbytes(100_000)).decode()
+    for text in (data, data.encode().hex(), data.replace("+", "%2B")):
+        assert max(map(len, assets.encoder.slices(text))) < 17_000
+        assert assets.encoder.encode(text).tolist() == one_shot(assets.tokenizer, text)
 
 
 def test_a_text_without_a_cut_is_one_slice(assets: TextAssets) -> None:
