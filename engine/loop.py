@@ -154,6 +154,8 @@ class StepLoop:
             self._send_all()
         self._watch_for_room()
         ready = dict(self._poll.poll(idle_ms))
+        if not ready and not self._drain_asked:
+            return True
         if self._wake.fileno() in ready:
             self._wake.recv(_RECV_BYTES)
         if self._drain_asked and not self._ending:

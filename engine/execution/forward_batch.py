@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from operator import sub
 
 import numpy as np
@@ -19,6 +19,8 @@ class SequenceChunk:
     pages:     its page table, for at least `end` tokens.
     num_valid: slots below it hold K and V already and are not written again.
     logits:    positions in the chunk, one after another, whose logits are wanted.
+    sequence:  what is the same object in all chunks of a sequence, as long as of its pages only
+               the last one changes, when it becomes full; None for a chunk that none follows.
     """
 
     token_ids: Int32Array
@@ -27,6 +29,7 @@ class SequenceChunk:
     num_valid: int
     pages: Sequence[int] | NDArray[np.int64]
     logits: range
+    sequence: object = None
 
 
 def plan_batch(chunks: Sequence[SequenceChunk], page_size: int, num_top: int) -> ForwardBatch:
@@ -39,43 +42,45 @@ def plan_batch(chunks: Sequence[SequenceChunk], page_size: int, num_top: int) ->
     for row, (chunk, count) in enumerate(zip(chunks, num_pages, strict=True)):
         page_table[row, :count] = chunk.pages[:count]
     sums = [0, *accumulate(map(sub, ends, starts))]
-    cu_seqlens_q = np.array(sums, dtype=np.int32)
+    rows = _logit_rows(chunks, sums)
     if sums[-1] == len(chunks):
-        token_ids, positions, slots = _lone_tokens(chunks, page_size)
+        tokens, slots = lone_tokens(chunks, page_size)
+        parts = _arrays(tokens, starts, slots, sums, ends, rows)
+        token_ids, positions, slot_mapping, cu_seqlens_q, seq_lens, logit_rows = parts
     else:
-        token_ids, positions, slots = _tokens(chunks, page_table, cu_seqlens_q, page_size)
+        cu_seqlens_q, seq_lens, logit_rows = _arrays(sums, ends, rows)
+        token_ids, positions, slot_mapping = _tokens(chunks, page_table, cu_seqlens_q, page_size)
     full_pages = [start // page_size for start in starts]
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
         cu_seqlens_q=cu_seqlens_q,
-        seq_lens=np.array(ends, dtype=np.int32),
+        seq_lens=seq_lens,
         page_table=page_table,
-        slot_mapping=slots,
-        logit_rows=_logit_rows(chunks, sums),
+        slot_mapping=slot_mapping,
+        logit_rows=logit_rows,
         num_top=num_top,
         groups=prefix_groups(page_table, full_pages) if len(chunks) > 1 else (),
     )
 
 
-def _lone_tokens(
-    chunks: Sequence[SequenceChunk], page_size: int
-) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """Token, position and slot of chunks of one token each: as `_tokens`, without arrays for so
-    little."""
-    tokens = [chunk.token_ids[chunk.start] for chunk in chunks]
-    positions = [chunk.start for chunk in chunks]
+def _arrays(*parts: list[int]) -> list[Int32Array]:
+    """Each as int32, all of them made at once: short arrays cost by their number."""
+    numbers = np.array([*chain.from_iterable(parts)], dtype=np.int32)
+    ends = [0, *accumulate(map(len, parts))]
+    return [numbers[start:end] for start, end in pairwise(ends)]
+
+
+def lone_tokens(chunks: Sequence[SequenceChunk], page_size: int) -> tuple[list[int], list[int]]:
+    """Token and slot of chunks of one token each: as `_tokens`, without arrays for so little."""
+    tokens = [chunk.token_ids.item(chunk.start) for chunk in chunks]
     slots = [
         -1
         if chunk.start < chunk.num_valid
-        else chunk.pages[chunk.start // page_size] * page_size + chunk.start % page_size
+        else int(chunk.pages[chunk.start // page_size]) * page_size + chunk.start % page_size
         for chunk in chunks
     ]
-    return (
-        np.array(tokens, dtype=np.int32),
-        np.array(positions, dtype=np.int32),
-        np.array(slots, dtype=np.int32),
-    )
+    return tokens, slots
 
 
 def _tokens(
@@ -92,13 +97,13 @@ def _tokens(
     return token_ids, positions, slots
 
 
-def _logit_rows(chunks: Sequence[SequenceChunk], sums: Sequence[int]) -> Int32Array:
-    """int32 [R]: where in the batch the positions stand whose logits are wanted."""
+def _logit_rows(chunks: Sequence[SequenceChunk], sums: Sequence[int]) -> list[int]:
+    """Where in the batch the positions stand whose logits are wanted."""
     rows: list[int] = []
     for chunk, first in zip(chunks, sums, strict=False):
         offset = first - chunk.start
         rows += range(chunk.logits.start + offset, chunk.logits.stop + offset)
-    return np.array(rows, dtype=np.int32)
+    return rows
 
 
 def prefix_groups(page_table: Int32Array, num_full_pages: Sequence[int]) -> tuple[PrefixGroup, ...]:

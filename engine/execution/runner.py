@@ -6,7 +6,8 @@ from typing import Generic
 
 import numpy as np
 
-from engine.execution.forward_batch import SequenceChunk, plan_batch
+from engine.execution.batch_planner import BatchPlanner
+from engine.execution.forward_batch import SequenceChunk
 from kernels.contract import Backend, K, M, StepLogits, do_nothing
 
 
@@ -17,6 +18,7 @@ class ModelRunner(Generic[M, K]):
         self._backend = backend
         self._model = model
         self._kv = kv
+        self._planner = BatchPlanner(kv.layout.page_size)
         self.kernel_ns = 0
         """How long the last step computed."""
 
@@ -33,7 +35,7 @@ class ModelRunner(Generic[M, K]):
             pages = np.array(copies, dtype=np.int32)
             src, dst = np.ascontiguousarray(pages[:, 0]), np.ascontiguousarray(pages[:, 1])
             self._backend.copy_pages(self._kv, src, dst)
-        batch = plan_batch(chunks, self._kv.layout.page_size, num_top)
+        batch = self._planner.plan(chunks, num_top)
         start_ns = monotonic_ns()
         logits = self._backend.step(self._model, self._kv, batch, meanwhile)
         self.kernel_ns = monotonic_ns() - start_ns

@@ -474,6 +474,7 @@ def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
         chunk.num_valid,
         request.table.page_ids,
         chunk.logits,
+        request.table,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from engine.scheduling.step_plan import ScheduledChunk
-from engine.stats import Distribution, StepWork, sum_work
+from engine.stats import Distribution, StepWork
 from kernels.peaks import Peaks
 from kernels.roofline import StepCosts
 
@@ -51,7 +51,7 @@ class StepMeter:
         0."""
         self._costs = costs
         self._peaks = peaks
-        self._sums: dict[str, StepWork] = {}
+        self._sums: dict[str, list[int]] = {}
         self._recent: deque[StepWork] = deque(maxlen=RECENT_STEPS)
         self.step_ns = Tally(STEP_NS_BOUNDS)
         self.step_tokens = Tally(TOKEN_BOUNDS)
@@ -79,16 +79,18 @@ class StepMeter:
         self._last_end_ns = end_ns
         flops, memory = self._costs.cost(sequences, num_rows) if self._costs else (0, 0)
         if self._peaks is not None and kernel_ns > 0:
-            shown = Peaks(memory * 1e9 / kernel_ns, flops * 1e9 / kernel_ns)
-            self._peaks = self._peaks.best_of(shown)
+            rates = memory * 1e9 / kernel_ns, flops * 1e9 / kernel_ns
+            if rates[0] > self._peaks.bytes_per_s or rates[1] > self._peaks.flops_per_s:
+                self._peaks = self._peaks.best_of(Peaks(*rates))
         kind = "decode" if not num_prefills else "mixed"
         if num_prefills == len(sequences):
             kind = "prefill"
-        step = self._timed(
-            StepWork(kind, 1, num_tokens, wall_ns, kernel_ns, flops=flops, memory_bytes=memory)
-        )
+        times = self._times(memory, flops)
+        step = StepWork(kind, 1, num_tokens, wall_ns, kernel_ns, *times, flops, memory)
         self._recent.append(step)
-        self._sums[kind] = sum_work([self._sums[kind], step]) if kind in self._sums else step
+        sums = self._sums.setdefault(kind, [0] * len(step.numbers))
+        for place, number in enumerate(step.numbers):
+            sums[place] += number
         return step
 
     @property
@@ -98,7 +100,8 @@ class StepMeter:
 
     def work(self) -> tuple[StepWork, ...]:
         """The sums of all steps, by kind."""
-        return tuple(map(self._timed, self._sums.values()))
+        sums = (StepWork(kind, *numbers) for kind, numbers in self._sums.items())
+        return tuple(map(self._timed, sums))
 
     def recent_steps(self) -> tuple[StepWork, ...]:
         """The last ones, oldest first."""
@@ -106,12 +109,15 @@ class StepMeter:
 
     def _timed(self, work: StepWork) -> StepWork:
         """With the times that its bytes and operations take at the present peaks."""
+        memory_ns, compute_ns = self._times(work.memory_bytes, work.flops)
+        return msgspec.structs.replace(work, memory_ns=memory_ns, compute_ns=compute_ns)
+
+    def _times(self, memory_bytes: int, flops: int) -> tuple[int, int]:
         if self._peaks is None:
-            return work
-        return msgspec.structs.replace(
-            work,
-            memory_ns=int(work.memory_bytes * 1e9 / self._peaks.bytes_per_s),
-            compute_ns=int(work.flops * 1e9 / self._peaks.flops_per_s),
+            return 0, 0
+        return (
+            int(memory_bytes * 1e9 / self._peaks.bytes_per_s),
+            int(flops * 1e9 / self._peaks.flops_per_s),
         )
 
     def rest(self) -> None:

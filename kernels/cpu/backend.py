@@ -14,7 +14,7 @@ unless something else is asked for.
 import ctypes
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, chain
 
@@ -26,11 +26,13 @@ from kernels.contract import (
     ContractError,
     DecoderSpec,
     DecoderWeights,
+    Float32Array,
     ForwardBatch,
     Int32Array,
     KVDType,
     KVLayout,
     LayerWeights,
+    PrefixGroup,
     StepLogits,
     Weight,
     WeightType,
@@ -102,6 +104,8 @@ class CpuBackend:
             raise MemoryError("no memory for the cpu backend's threads")
         self._handle = _Handle(self._library, "hw_close", address)
         self._isa = self._library.hw_isa(address).decode()
+        self._read = _Memory()
+        self._top = _TopLogits(0, 0)
 
     @property
     def numeric_mode(self) -> str:
@@ -195,31 +199,41 @@ class CpuBackend:
             spec.head_dim,
         ):
             raise ContractError("kv has pages of another model's shape")
-        if not batch.token_ids.size:
+        rows, top = batch.logit_rows.size, batch.num_top
+        full: Float32Array | None = None
+        if top > 0:
+            if self._top.shape != (rows, top):
+                self._top = _TopLogits(rows, top)
+            result = self._top.result
+        else:
+            full = np.empty((rows, spec.vocab_size), dtype=np.float32)
+            result = library.Result(full.ctypes.data, None, None, None)
+        if batch.token_ids.size:
+            self._start(model, kv, batch, result)
+        else:
             check_batch(batch, spec, layout, kv.num_pages)
-            meanwhile()
-            return _empty_logits(0, batch.num_top, spec.vocab_size)[0]
-        numbers = _pack(batch) if batch.page_table.ndim == 2 else None
-        status = library.INVALID
-        if numbers is not None:
-            logits, result = _empty_logits(batch.logit_rows.size, batch.num_top, spec.vocab_size)
-            status = self._library.hw_start(
-                self._handle.address,
-                model.handle.address,
-                kv.handle.address,
-                _native_batch(batch, numbers),
-                result,
-            )
-        if status == library.INVALID:
-            check_batch(batch, spec, layout, kv.num_pages)
-            raise ContractError("the batch is outside the contract")
-        if status:
-            raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
         try:
             meanwhile()
         finally:
-            self._library.hw_finish(self._handle.address)
-        return logits
+            if batch.token_ids.size:
+                self._library.hw_finish(self._handle.address)
+        return self._top.copy() if full is None else StepLogits(full)
+
+    def _start(
+        self, model: CpuModel, kv: CpuKVPool, batch: ForwardBatch, result: library.Result
+    ) -> None:
+        """Begin a step. The native check says whether a batch is sound, the plain one why not."""
+        packed = _pack(batch, self._read)
+        status = library.INVALID
+        if packed is not None:
+            status = self._library.hw_start(
+                self._handle.address, model.handle.address, kv.handle.address, packed, result
+            )
+        if status == library.INVALID:
+            check_batch(batch, model.spec, kv.layout, kv.num_pages)
+            raise ContractError("the batch is outside the contract")
+        if status:
+            raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
 
     def read_memory(self, data: NDArray[np.uint8]) -> int:
         """Read a contiguous array once with all threads, for measurements; returns a sum."""
@@ -247,8 +261,39 @@ def _check_page(kv: CpuKVPool, page: int) -> None:
         raise ContractError(f"page {page} is outside the pool of {kv.num_pages}")
 
 
-def _pack(batch: ForwardBatch) -> Int32Array | None:
-    """The arrays one after another, as library.Batch has them; None where their shapes or dtypes
+class _Memory:
+    """Numbers that steps read: kept, as asking numpy for an address costs more than filling it."""
+
+    def __init__(self) -> None:
+        self._numbers = np.empty(0, dtype=np.int32)
+        self.address = 0
+
+    def take(self, count: int) -> Int32Array:
+        """int32 [count] at `address`, contents undefined; the one of before is not used again."""
+        if count > self._numbers.size:
+            self._numbers = np.empty(2 * count, dtype=np.int32)
+            self.address = self._numbers.ctypes.data
+        return self._numbers[:count]
+
+
+class _TopLogits:
+    """Where steps write the `top` largest logits of so many rows; kept while that stays so."""
+
+    def __init__(self, rows: int, top: int) -> None:
+        self.shape = rows, top
+        self._ids = np.empty((rows, top), dtype=np.int32)
+        self._logits = np.empty((rows, top), dtype=np.float32)
+        self._sums = np.empty(rows, dtype=np.float32)
+        parts = (self._ids, self._logits, self._sums)
+        self.result = library.Result(None, *(part.ctypes.data for part in parts))
+
+    def copy(self) -> StepLogits:
+        """What the last step wrote."""
+        return StepLogits(None, self._ids.copy(), self._logits.copy(), self._sums.copy())
+
+
+def _pack(batch: ForwardBatch, memory: _Memory) -> library.Batch | None:
+    """The batch with its arrays one after another in `memory`; None where their shapes or dtypes
     are outside the contract."""
     arrays = [
         batch.token_ids,
@@ -259,50 +304,33 @@ def _pack(batch: ForwardBatch) -> Int32Array | None:
         batch.logit_rows,
         batch.page_table,
     ]
-    tokens, (sequences, width) = (batch.token_ids.size,), batch.page_table.shape
-    rows, ends = (batch.logit_rows.size,), (sequences + 1,)
-    wanted = [tokens, tokens, tokens, ends, (sequences,), rows, (sequences, width)]
+    num_tokens, num_rows = batch.token_ids.size, batch.logit_rows.size
+    num_seqs, width = batch.page_table.shape if batch.page_table.ndim == 2 else (0, 0)
+    tokens = (num_tokens,)
+    ends, rows = (num_seqs + 1,), (num_rows,)
+    wanted = [tokens, tokens, tokens, ends, (num_seqs,), rows, (num_seqs, width)]
     if [array.shape for array in arrays] != wanted:
         return None
+    count = 3 * num_tokens + 2 * num_seqs + 1 + num_rows + num_seqs * width
     if batch.groups:
-        counts = [len(group.sequences) for group in batch.groups]
-        pages = [group.num_pages for group in batch.groups]
-        members = chain.from_iterable(group.sequences for group in batch.groups)
-        numbers = [*pages, *accumulate(counts, initial=0), *members]
-        arrays.append(np.array(numbers, dtype=np.int32))
+        groups = _flat_groups(batch.groups)
+        arrays.append(groups)
+        count += groups.size
     try:
-        return np.concatenate(arrays, axis=None, dtype=np.int32, casting="no")
+        np.concatenate(arrays, axis=None, out=memory.take(count), casting="no")
     except TypeError:
         return None
-
-
-def _native_batch(batch: ForwardBatch, numbers: Int32Array) -> library.Batch:
-    """`numbers` must outlive the result."""
-    sequences, width = batch.page_table.shape
     return library.Batch(
-        batch.token_ids.size,
-        sequences,
-        width,
-        batch.logit_rows.size,
-        batch.num_top,
-        len(batch.groups),
-        numbers.ctypes.data,
+        num_tokens, num_seqs, width, num_rows, batch.num_top, len(batch.groups), memory.address
     )
 
 
-def _empty_logits(rows: int, top: int, vocab_size: int) -> tuple[StepLogits, library.Result]:
-    """Where a step's logits go; the first must outlive the second. One piece of memory: an address
-    costs more than the memory."""
-    if not top:
-        full = np.empty((rows, vocab_size), dtype=np.float32)
-        return StepLogits(full), library.Result(full.ctypes.data, None, None, None)
-    count = rows * top
-    memory = np.empty(2 * count + rows, dtype=np.float32)
-    ids = memory[:count].view(np.int32).reshape(rows, top)
-    values = memory[count : 2 * count].reshape(rows, top)
-    address = memory.ctypes.data
-    result = library.Result(None, address, address + 4 * count, address + 8 * count)
-    return StepLogits(None, ids, values, memory[2 * count :]), result
+def _flat_groups(groups: Sequence[PrefixGroup]) -> Int32Array:
+    """Pages of each group, where its sequences begin and where the last ones end, and these."""
+    pages = [group.num_pages for group in groups]
+    starts = accumulate((len(group.sequences) for group in groups), initial=0)
+    sequences = chain.from_iterable(group.sequences for group in groups)
+    return np.array([*pages, *starts, *sequences], dtype=np.int32)
 
 
 def _native_spec(spec: DecoderSpec) -> library.Spec:

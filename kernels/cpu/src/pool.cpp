@@ -19,6 +19,29 @@ void await_change(const std::atomic<T>& value, T old) {
 
 }  // namespace
 
+Region::~Region() {
+  for (Phase* phase = front_.following; phase && phase != &end_;) {
+    Phase* following = phase->following;
+    delete phase;
+    phase = following;
+  }
+}
+
+void Region::append(Phase* phase) {
+  last_->following.store(phase, std::memory_order_release);
+  last_->following.notify_all();
+  last_ = phase;
+}
+
+Phase* Region::after(Phase& phase) {
+  Phase* following = phase.following.load(std::memory_order_acquire);
+  while (!following) {
+    await_change(phase.following, following);
+    following = phase.following.load(std::memory_order_acquire);
+  }
+  return following->items ? following : nullptr;
+}
+
 FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
 FlushDenormals::~FlushDenormals() { _mm_setcsr(saved_); }
 
@@ -73,18 +96,18 @@ void Pool::work_loop(int thread) {
 }
 
 void Pool::work(Region& region, int thread) {
-  for (Phase& phase : region.phases()) {
+  for (Phase* phase = &region.front(); (phase = Region::after(*phase)) != nullptr;) {
     int finished = 0;
-    while (phase.next.load(std::memory_order_relaxed) < phase.items) {
-      const int item = phase.next.fetch_add(1, std::memory_order_relaxed);
-      if (item >= phase.items) break;
-      phase.run(item, thread);
+    while (phase->next.load(std::memory_order_relaxed) < phase->items) {
+      const int item = phase->next.fetch_add(1, std::memory_order_relaxed);
+      if (item >= phase->items) break;
+      phase->run(item, thread);
       ++finished;
     }
-    if (finished && phase.done.fetch_add(finished) + finished == phase.items)
-      phase.done.notify_all();
-    for (int done; (done = phase.done.load(std::memory_order_acquire)) != phase.items;)
-      await_change(phase.done, done);
+    if (finished && phase->done.fetch_add(finished) + finished == phase->items)
+      phase->done.notify_all();
+    for (int done; (done = phase->done.load(std::memory_order_acquire)) != phase->items;)
+      await_change(phase->done, done);
   }
 }
 

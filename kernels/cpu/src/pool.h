@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,20 +18,33 @@ struct Phase {
 
   const int items;
   const std::function<void(int item, int thread)> run;
+  std::atomic<Phase*> following{nullptr};
   alignas(64) std::atomic<int> next{0};
   alignas(64) std::atomic<int> done{0};
 };
 
-// Phases run one after the other: a phase begins when all items of the one before are done.
+// Phases run one after the other: a phase begins when all items of the one before are done. They
+// may be added while threads work on those before, until the region is closed.
 class Region {
  public:
+  Region() = default;
+  ~Region();
+  Region(const Region&) = delete;
+
   void add(int items, std::function<void(int item, int thread)> run) {
-    if (items > 0) phases_.emplace_back(items, std::move(run));
+    if (items > 0) append(new Phase(items, std::move(run)));
   }
-  std::deque<Phase>& phases() { return phases_; }
+  void close() { append(&end_); }
+
+  // The phase after `phase`, waiting until there is one; null at the end.
+  static Phase* after(Phase& phase);
+  Phase& front() { return front_; }
 
  private:
-  std::deque<Phase> phases_;
+  void append(Phase* phase);
+
+  Phase front_{0, nullptr}, end_{0, nullptr};
+  Phase* last_ = &front_;
 };
 
 class Pool {
@@ -42,15 +54,17 @@ class Pool {
 
   int threads() const { return int(workers_.size()) + 1; }
 
-  // Runs the region on all threads, the caller being thread 0; returns when all its items are done.
-  // Nothing waits for a worker that has not claimed an item: one that wakes late finds the phases
-  // done, and holds the region, nothing else, until it has passed them.
+  // Closes the region and runs it on all threads, the caller being thread 0; returns when all its
+  // items are done. Nothing waits for a worker that has not claimed an item: one that wakes late
+  // finds the phases done, and holds the region, nothing else, until it has passed them.
   void run(std::shared_ptr<Region> region) {
+    region->close();
     start(region);
     finish(*region);
   }
 
-  // The halves of `run`: the workers begin, and go on without the caller until it joins them.
+  // The halves of `run`: the workers begin, and go on without the caller, who closes the region,
+  // until it joins them.
   void start(std::shared_ptr<Region> region);
   void finish(Region& region);
 

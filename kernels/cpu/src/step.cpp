@@ -42,10 +42,15 @@ class Step {
 
   void start() {
     reserve();
-    add_rows(batch_.num_tokens, [this](int row, int) { embed(row); });
-    for (int i = 0; i < spec_.num_layers; ++i) add_layer(i);
-    add_logits();
     backend_.pool.start(region_);
+    try {
+      add_phases();
+    } catch (...) {
+      region_->close();
+      finish();
+      throw;
+    }
+    region_->close();
   }
 
   void finish() { backend_.pool.finish(*region_); }
@@ -93,6 +98,12 @@ class Step {
 
   static Acts acts(const Buffer<float>& floats, ptrdiff_t stride, const Quants& quants) {
     return {floats.data(), stride, quants.int8.data(), quants.int16.data()};
+  }
+
+  void add_phases() {
+    add_rows(batch_.num_tokens, [this](int row, int) { embed(row); });
+    for (int i = 0; i < spec_.num_layers; ++i) add_layer(i);
+    add_logits();
   }
 
   // --- phases ---------------------------------------------------------------------------------
@@ -491,12 +502,9 @@ void start_step(Backend& backend, const Model& model, const KVPool& kv, const Ba
                 const Result& result) {
   const auto step = std::make_shared<Step>(backend, model, kv, batch, result);
   step->start();
-  backend.running = step;
+  backend.last = step;  // frees the one before, while the workers compute
 }
 
-void finish_step(Backend& backend) {
-  backend.running->finish();
-  backend.running.reset();
-}
+void finish_step(Backend& backend) { backend.last->finish(); }
 
 }  // namespace headwater

@@ -94,11 +94,11 @@ struct Backend {
   Pool pool;
   const bool exact;
   Workspace workspace;
-  std::shared_ptr<Step> running;  // begun, not finished
+  std::shared_ptr<Step> last;
 };
 
 // Begins a step on the pool's workers: all that `batch` and `result` point to is used until
-// `finish_step`. Throws std::bad_alloc before anything is written.
+// `finish_step`. Throws std::bad_alloc; the slots of the new tokens are garbage then.
 void start_step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
                 const Result& result);
 
