@@ -19,9 +19,7 @@ def metered(peaks: Peaks | None, kernel_ms: list[float]) -> StepMeter:
     layout = KVLayout(SMOL.num_layers, SMOL.num_kv_heads, SMOL.head_dim)
     meter = StepMeter(StepCosts(SMOL, weights, layout), peaks)
     request = SimpleNamespace(prefill_end=500)
-    chunk: Any = SimpleNamespace(
-        request=request, start=600, end=601, scored=range(0), wants_logits=True
-    )
+    chunk: Any = SimpleNamespace(request=request, start=600, end=601, logits=range(600, 601))
     end_ns = 0
     for each in kernel_ms:
         start_ns, end_ns = end_ns, end_ns + int(each * 1.1e6)
