@@ -104,6 +104,7 @@ void hw_import_page(KVPool* kv, int page, const uint8_t* data) {
 // Begins a step, which `hw_finish` ends; nothing is begun where the status is not 0.
 int hw_start(Backend* backend, const Model* model, const KVPool* kv, const PackedBatch* packed,
              const Result* result) {
+  backend->pool.wake();
   const Batch batch(*packed);
   if (!is_valid(batch, model->spec, *kv)) return kInvalid;
   try {
@@ -120,13 +121,13 @@ uint64_t hw_read(Backend* backend, const uint64_t* data, int64_t bytes) {
   constexpr int64_t kItemWords = 1 << 17;
   const int64_t words = bytes / 8;
   std::atomic<uint64_t> total{0};
-  const auto region = std::make_shared<Region>();
-  region->add(int((words + kItemWords - 1) / kItemWords), [&](int item, int) {
-    const int64_t end = std::min(words, (item + 1) * kItemWords);
-    uint64_t sum = 0;
-    for (int64_t i = item * kItemWords; i < end; ++i) sum += data[i];
-    total += sum;
-  });
+  const auto region = std::make_shared<Region>(backend->pool.threads());
+  region->add({int((words + kItemWords - 1) / kItemWords), [&](int, int item, int) {
+                 const int64_t end = std::min(words, (item + 1) * kItemWords);
+                 uint64_t sum = 0;
+                 for (int64_t i = item * kItemWords; i < end; ++i) sum += data[i];
+                 total += sum;
+               }});
   backend->pool.run(region);
   return total;
 }
@@ -134,11 +135,11 @@ uint64_t hw_read(Backend* backend, const uint64_t* data, int64_t bytes) {
 // The kernels' multiply-adds on all threads; returns the products done.
 int64_t hw_multiply(Backend* backend, int integer, int64_t rounds) {
   std::atomic<int64_t> total{0};
-  const auto region = std::make_shared<Region>();
+  const auto region = std::make_shared<Region>(backend->pool.threads());
   const int items = backend->pool.threads() * 16;
-  region->add(items, [&](int, int) {
-    total += backend->isa.multiply(integer != 0, rounds / items);
-  });
+  region->add({items, [&](int, int, int) {
+                 total += backend->isa.multiply(integer != 0, rounds / items);
+               }});
   backend->pool.run(region);
   return total;
 }

@@ -60,7 +60,7 @@ inline void prefetch(const void* p) {
 }
 
 // Scores of V vectors of keys for R rows. kFirst: the first rows of a tile, for whom pages come
-// from memory; meanwhile the next vectors of keys and the values of these are fetched.
+// from memory; meanwhile the next vectors of keys and their values are fetched, line after line.
 template <bool kFirst, int R, int V>
 [[gnu::always_inline]] inline void score(const Pair* queries, const Vectors& vectors, int first,
                                          int ahead, const PageShape& shape, float* scores) {
@@ -69,14 +69,20 @@ template <bool kFirst, int R, int V>
   __m512 acc[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
+  int fetched = 0, line = 0;  // of the vector that is being fetched
 #pragma GCC unroll 2
   for (int i = 0; i < pairs; ++i) {
     const size_t at = size_t(i) * shape.page_size;
-    if constexpr (kFirst)
-      for (int v = 0; v < V; ++v) {
-        prefetch(vectors.keys[ahead + v] + at);
-        prefetch(vectors.values[first + v] + i * kLanes);
+    if constexpr (kFirst) {
+      for (int v = 0; v < V; ++v, ++line) {
+        prefetch(vectors.keys[ahead + fetched] + line * shape.page_size);
+        prefetch(vectors.values[ahead + fetched] + line * kLanes);
       }
+      if (line == pairs) {
+        line = 0;
+        ++fetched;
+      }
+    }
     __m512i k[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) k[v] = _mm512_loadu_si512(keys[v] + at);
@@ -199,7 +205,10 @@ template <bool kFirst, int R>
   const int end = keys.end_vector();
   if constexpr (kFirst)
     for (int i = v; i < std::min(v + kMaxVectors, end); ++i)
-      for (int d = 0; d < head_dim; d += 2) prefetch(vectors.keys[i] + d / 2 * shape.page_size);
+      for (int d = 0; d < head_dim / 2; ++d) {
+        prefetch(vectors.keys[i] + d * shape.page_size);
+        prefetch(vectors.values[i] + d * kLanes);
+      }
   for (int r = 0; r < R; ++r)
     for (int d = 0; d < head_dim; d += kLanes)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(queries + (r * head_dim + d) / 2),

@@ -126,13 +126,13 @@ Model::Model(Pool& pool, const Spec& given, const SourceWeight* sources)
     for (int first = 0; first < p.matrix->tiles(); first += kTilesPerItem)
       packings.push_back({*p.matrix, *p.source, first, out});
   }
-  const auto region = std::make_shared<Region>();
+  const auto region = std::make_shared<Region>(pool.threads());
   // One phase: with one for each matrix, a busy machine's scheduler is waited for at each.
-  region->add(int(packings.size()), [&packings](int item, int) {
-    const Packing& p = packings[item];
-    const int end = std::min(p.matrix.tiles(), p.first + kTilesPerItem);
-    pack_tiles(p.matrix, p.source, p.first, end, p.out);
-  });
+  region->add({int(packings.size()), [&packings](int, int item, int) {
+                 const Packing& p = packings[item];
+                 const int end = std::min(p.matrix.tiles(), p.first + kTilesPerItem);
+                 pack_tiles(p.matrix, p.source, p.first, end, p.out);
+               }});
   pool.run(region);
   if (!sources[2].data) head = embedding;
   spec.rope_inv_freq = nullptr;

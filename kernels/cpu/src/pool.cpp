@@ -19,27 +19,22 @@ void await_change(const std::atomic<T>& value, T old) {
 
 }  // namespace
 
-Region::~Region() {
-  for (Phase* phase = front_.following; phase && phase != &end_;) {
-    Phase* following = phase->following;
-    delete phase;
-    phase = following;
+int Phase::take(int thread) const {
+  for (int i = 0; i < threads_; ++i) {
+    const int owner = (thread + i) % threads_, first = share(owner);
+    const int count = share(owner + 1) - first;
+    std::atomic<int>& taken = taken_[owner].value;
+    if (taken.load(std::memory_order_relaxed) >= count) continue;
+    const int item = taken.fetch_add(1, std::memory_order_relaxed);
+    if (item < count) return first + item;
   }
+  return -1;
 }
 
-void Region::append(Phase* phase) {
-  last_->following.store(phase, std::memory_order_release);
-  last_->following.notify_all();
-  last_ = phase;
-}
-
-Phase* Region::after(Phase& phase) {
-  Phase* following = phase.following.load(std::memory_order_acquire);
-  while (!following) {
-    await_change(phase.following, following);
-    following = phase.following.load(std::memory_order_acquire);
-  }
-  return following->items ? following : nullptr;
+void Phase::fetch(int thread) const {
+  if (!work_->fetch) return;
+  const int item = share(thread) + taken_[thread].value.load(std::memory_order_relaxed);
+  if (item < share(thread + 1)) work_->fetch(round_, item);
 }
 
 FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
@@ -58,9 +53,13 @@ Pool::~Pool() { stop(); }
 
 void Pool::stop() {
   stopping_ = true;
+  wake();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::wake() {
   ++epoch_;
   epoch_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
 }
 
 void Pool::start(std::shared_ptr<Region> region) {
@@ -68,11 +67,10 @@ void Pool::start(std::shared_ptr<Region> region) {
     const std::lock_guard lock(mutex_);
     current_ = std::move(region);
   }
-  ++epoch_;
-  epoch_.notify_all();
+  wake();
 }
 
-void Pool::finish(Region& region) {
+void Pool::finish(const Region& region) {
   const FlushDenormals flush;
   work(region, 0);
   const std::lock_guard lock(mutex_);
@@ -95,19 +93,20 @@ void Pool::work_loop(int thread) {
   }
 }
 
-void Pool::work(Region& region, int thread) {
-  for (Phase* phase = &region.front(); (phase = Region::after(*phase)) != nullptr;) {
+void Pool::work(const Region& region, int thread) {
+  const std::vector<Phase>& phases = region.phases();
+  for (auto phase = phases.begin(); phase != phases.end();) {
+    const int items = phase->items();
     int finished = 0;
-    while (phase->next.load(std::memory_order_relaxed) < phase->items) {
-      const int item = phase->next.fetch_add(1, std::memory_order_relaxed);
-      if (item >= phase->items) break;
+    for (int item; (item = phase->take(thread)) >= 0; ++finished) {
+      if (!finished) phase->prepare(thread);
       phase->run(item, thread);
-      ++finished;
     }
-    if (finished && phase->done.fetch_add(finished) + finished == phase->items)
-      phase->done.notify_all();
-    for (int done; (done = phase->done.load(std::memory_order_acquire)) != phase->items;)
-      await_change(phase->done, done);
+    std::atomic<int>& all_done = phase->done();
+    if (finished && all_done.fetch_add(finished) + finished == items) all_done.notify_all();
+    if (++phase != phases.end()) phase->fetch(thread);
+    for (int done; (done = all_done.load(std::memory_order_acquire)) != items;)
+      await_change(all_done, done);
   }
 }
 

@@ -58,8 +58,17 @@ struct Result {
   float* logsumexp;
 };
 
+// A product's input, [rows, cols], in the forms that are wanted.
+struct Inputs {
+  Buffer<float> floats;
+  Buffer<Act8> int8;
+  Buffer<Act16> int16;
+};
+
 // What one thread needs for an item.
 struct ThreadScratch {
+  Inputs inputs;         // of a single row
+  Buffer<float> turned;  // a single token's queries of one kv head
   Buffer<float> output;  // of a linear item
   Buffer<float> weights;  // an unpacked tile
   Buffer<float> partials;
@@ -69,16 +78,10 @@ struct ThreadScratch {
   std::vector<int> first_key, last_key;
 };
 
-// Quantised activations, [rows, cols / 32].
-struct Quants {
-  Buffer<Act8> int8;
-  Buffer<Act16> int16;
-};
-
 // Memory of steps, kept between them.
 struct Workspace {
-  Buffer<float> x, normed, qkv, attention, hidden, cosine, sine, partials, logits;
-  Quants input, inner;  // of normed or attention, and of hidden
+  Buffer<float> x, qkv, cosine, sine, partials, logits;
+  Inputs inputs, inner;  // of the products with hidden_size columns or heads, and of `down`
   std::vector<ThreadScratch> threads;
 };
 
@@ -98,7 +101,7 @@ struct Backend {
 };
 
 // Begins a step on the pool's workers: all that `batch` and `result` point to is used until
-// `finish_step`. Throws std::bad_alloc; the slots of the new tokens are garbage then.
+// `finish_step`. Throws std::bad_alloc before anything is written.
 void start_step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
                 const Result& result);
 

@@ -1,0 +1,60 @@
+// Attention of a step: positions, the items of its plan, and the merge of what they computed.
+#pragma once
+
+#include <vector>
+
+#include "attention_plan.h"
+#include "step.h"
+
+namespace headwater {
+
+// Queries, keys and values of all tokens lie in Workspace::qkv, [tokens, qkv_stride].
+class Attention {
+ public:
+  // Reserves what it needs of the backend's workspace.
+  Attention(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch);
+
+  // Once a step, for each token.
+  void find_angles(int row);
+
+  // Rotates a token's queries and key, and writes its key and value to their slot. A single token
+  // does without: `attend` does it for its items.
+  void position(int layer, int row);
+
+  // Item `number` of the plan.
+  void attend(int layer, int number, int thread);
+
+  // Merges a token's key blocks into its output where they were computed apart.
+  void merge(int row, int thread, Inputs& out);
+
+  // Of a token's query head, and then of its keys and values.
+  float* query(int token, int head) const;
+  float* output(Inputs& out, int token, int head) const;
+
+  const AttentionPlan plan;
+  const int qkv_stride;
+  const int output_stride;
+
+ private:
+  void rotate(const float* x, const std::vector<float>& norm_weight, int row, float* out);
+  void turn_query(const Layer& layer, int row, const float* q, float* out);
+  void store(int index, int row, int kv_head);
+  void store_short(const float* k, const float* v, int slot, uint16_t* head);
+  void store_codes(const float* k, const float* v, int slot, uint8_t* head);
+  void turn(int index, const AttendItem& item, ThreadScratch& scratch);
+  void attend_all(AttendBlock& work, const QueryTile& tile, ThreadScratch& scratch, int kv_head);
+
+  void clear(float* state) const;
+  float* partial(const TokenPartials& token, int head, int block) const;
+
+  const Isa& isa_;
+  const Model& model_;
+  const Spec& spec_;
+  const KVPool& kv_;
+  const Batch& batch_;
+  Workspace& ws_;
+  const int group_;
+  const int partial_stride_;
+};
+
+}  // namespace headwater
