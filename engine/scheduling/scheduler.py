@@ -25,9 +25,9 @@ class Scheduler:
     """Owns the requests and their pages; touched only by the engine's thread.
 
     A step takes a token of each request that decodes, and as many of those that their grammars
-    forced behind it, and of drafts that are worth it, as half of the room takes that
-    `ItlController` leaves; then chunks of prompts side by side, in the rest of it and the shares
-    of `prefill_lanes`.
+    forced behind it, and of drafts that are worth it, as the room takes that `ItlController`
+    leaves, or half of it if there are prompts; then chunks of these side by side, in the rest of
+    it and the shares of `prefill_lanes`.
     `Admission` says who joins, `Preemption` who gives up pages when they run out: its computed
     tokens stay cached, it waits in its old place, and goes on from whatever is still cached then.
     """
@@ -99,10 +99,12 @@ class Scheduler:
         decodes = [r for r in moving if r.is_decoding]
         prefills = [r for r in moving if not r.is_decoding]
         room = self._controller.room(decodes)
-        half = room.halve()
-        wanted = _with_forced(decodes, half)
-        drafts = self._drafts(wanted, half, bool(prefills or self.waiting))
-        room.take_back(half)
+        prompts = bool(prefills or self.waiting)
+        part = room.halve() if prompts else room
+        wanted = _with_forced(decodes, part)
+        drafts = self._drafts(wanted, part, prompts)
+        if prompts:
+            room.take_back(part)
         self._ranking.watch([*self.waiting.heads(), *prefills], now_ns)
         prefills += self._admission.admit(
             self.running,

@@ -73,9 +73,14 @@ def core() -> Iterator[Core]:
 
 
 def asked(
-    text: TextAssets, name: str, schema: Any, sampling: SamplingParams, **fields: Any
+    text: TextAssets,
+    name: str,
+    schema: Any,
+    sampling: SamplingParams,
+    tail: str = "",
+    **fields: Any,
 ) -> EngineRequest:
-    said = f"<|im_start|>user\nThe weather of {name}?<|im_end|>\n<|im_start|>assistant\n"
+    said = f"<|im_start|>user\nThe weather of {name}?{tail}<|im_end|>\n<|im_start|>assistant\n"
     prompt = pack_tokens(text.encoder.encode(said))
     return EngineRequest(name, prompt, sampling, grammar=grammar(schema), **fields)
 
