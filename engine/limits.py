@@ -73,10 +73,7 @@ def _unencodable(request: EngineRequest) -> str:
 
 
 def _check_prompt(request: EngineRequest, info: EngineInfo) -> None:
-    if len(request.token_ids) % 4:
-        raise RequestRefused("token ids must be int32 values of 4 bytes each", "token_ids")
-    token_ids = unpack_tokens(request.token_ids)
-    num_tokens = len(token_ids)
+    num_tokens = _check_tokens(request.token_ids, "token_ids", info)
     if not num_tokens:
         raise RequestRefused("the prompt is empty", "token_ids")
     if num_tokens >= info.max_context:
@@ -85,12 +82,12 @@ def _check_prompt(request: EngineRequest, info: EngineInfo) -> None:
             f"at most {info.max_context - 1} leave room for an answer",
             "token_ids",
         )
-    low, high = int(token_ids.min()), int(token_ids.max())
-    if low < 0 or high >= info.vocab_size:
+    num_predicted = _check_tokens(request.prediction, "prediction", info)
+    if num_predicted > info.max_context:
         raise RequestRefused(
-            f"token id {low if low < 0 else high} is outside the vocabulary: "
-            f"ids are 0 to {info.vocab_size - 1}",
-            "token_ids",
+            f"the prediction has {num_predicted} tokens, more than the context of "
+            f"{info.max_context}",
+            "prediction",
         )
     _check_pages(num_tokens, request.sampling.max_tokens, info)
     num_top = request.sampling.prompt_logprobs
@@ -100,6 +97,22 @@ def _check_prompt(request: EngineRequest, info: EngineInfo) -> None:
             f"{MAX_PROMPT_LOGPROBS} log-probabilities",
             "sampling.prompt_logprobs",
         )
+
+
+def _check_tokens(packed: bytes, name: str, info: EngineInfo) -> int:
+    """How many there are. They are all of the vocabulary."""
+    if len(packed) % 4:
+        raise RequestRefused("token ids must be int32 values of 4 bytes each", name)
+    token_ids = unpack_tokens(packed)
+    if token_ids.size:
+        low, high = int(token_ids.min()), int(token_ids.max())
+        if low < 0 or high >= info.vocab_size:
+            raise RequestRefused(
+                f"token id {low if low < 0 else high} is outside the vocabulary: "
+                f"ids are 0 to {info.vocab_size - 1}",
+                name,
+            )
+    return token_ids.size
 
 
 def _check_pages(num_prompt: int, max_tokens: int, info: EngineInfo) -> None:

@@ -95,7 +95,8 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     `shown_token_ids` are special tokens whose literal text is released, as others' is not.
     `grammar` is what the output must match, as llguidance serialises grammars; "" for anything.
     `keep` asks for leases of the prompt's prefixes, told with its Finished. `trace_id` is what log
-    lines of the request name it by, beside its id.
+    lines of the request name it by, beside its id. `prediction` are tokens that the answer is
+    expected to have, packed as `token_ids`: they may make it faster, and change nothing of it.
     """
 
     id: str
@@ -111,6 +112,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
     keep: Annotated[tuple[KeepPrefix, ...], Meta(max_length=8)] = ()
     trace_id: Annotated[str, Meta(max_length=32)] = ""
+    prediction: bytes = b""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -239,7 +241,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     says what failed for ERROR, and `retryable` that nothing was wrong with the request itself: the
     engine stopped, or takes no more. `donor` is the request that computed the last of the cached
     tokens, where there are some. `num_draft_tokens` were computed because they might come next, and
-    `num_accepted_tokens` of them did.
+    `num_accepted_tokens` of them did. `num_predicted_tokens` were said as the prediction has them.
     """
 
     request_id: str
@@ -258,6 +260,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     leases: tuple[LeaseInfo, ...] = ()
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_predicted_tokens: int = 0
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -117,4 +117,6 @@ def total_usage(ends: Sequence[Completed], per_prompt: int) -> Usage:
         sum(end.usage.output_tokens for end in ends),
         ends[0].usage.cache,
         sum(end.usage.reasoning_tokens for end in ends),
+        sum(end.usage.accepted_prediction_tokens for end in ends),
+        sum(end.usage.rejected_prediction_tokens for end in ends),
     )

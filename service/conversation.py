@@ -86,7 +86,7 @@ class GenerationOptions:
     Ranges are checked by the dialect, which knows the field's name on its wire.
     `keep_s`: how long the whole prompt is to be leased. `cache_report`: usage is to say what of the
     prompt was cached, and why not more. `fit_max_tokens`: more than the context has left is cut to
-    what is left, not refused.
+    what is left, not refused. `prediction`: what the answer is expected to have.
     """
 
     max_tokens: int | None = None
@@ -116,6 +116,7 @@ class GenerationOptions:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     output_format: OutputFormat | None = None
+    prediction: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,16 @@ from service.conversation import Conversation
 @dataclass(frozen=True, slots=True)
 class Usage:
     """`cached_tokens` is a subset of `prompt_tokens`, `reasoning_tokens` (thoughts with their end
-    marker) of `output_tokens`; `cache` says more, where that was asked."""
+    marker) of `output_tokens`; `cache` says more, where that was asked. Of the tokens of a
+    prediction, those that were said in its place and the others."""
 
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     cache: CacheSummary | None = None
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 def num_written(usage: Usage, kept: Sequence[KeepPrefix]) -> int:

@@ -58,6 +58,8 @@ TokenIds = NDArray[np.int32] | list[int]
 
 SEED_BITS = 63
 ABORT_GRACE_S = 2.0
+_TOKEN_CHARACTERS = 16
+"""Of a prediction, so many are read for each token that may be said."""
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +191,8 @@ class Generator:
     ) -> "_Reading":
         token_ids = prompt.token_ids
         grammar = await self._readers.grammar(request, token_ids)
-        engine_request = self._engine_request(request, prompt, grammar, record)
+        prediction = await self._prediction(request.options)
+        engine_request = self._engine_request(request, prompt, grammar, prediction, record)
         record.stamp("prepare")
         try:
             stream = self._engine.generate(engine_request)
@@ -246,6 +249,7 @@ class Generator:
         request: GenerationRequest,
         prompt: RenderedPrompt,
         grammar: str,
+        prediction: bytes,
         record: RequestRecord,
     ) -> EngineRequest:
         options, token_ids = request.options, prompt.token_ids
@@ -282,7 +286,16 @@ class Generator:
             grammar=grammar,
             keep=(*prompt.kept, *whole),
             trace_id=record.trace_id,
+            prediction=prediction,
         )
+
+    async def _prediction(self, options: GenerationOptions) -> bytes:
+        """Its tokens, no more than may be said."""
+        limit = self._engine.info.max_context
+        text = options.prediction[: limit * _TOKEN_CHARACTERS]
+        if not text:
+            return b""
+        return pack_tokens((await self._renderer.tokenize(text, False))[:limit])
 
     def _sampling(self, options: GenerationOptions, num_prompt_tokens: int) -> SamplingParams:
         max_tokens = self._max_tokens(options, num_prompt_tokens)
@@ -342,6 +355,7 @@ class _Reading:
         self.wants_summary = asked.options.cache_report
         self.summary: CacheSummary | None = None
         self.kept = request.keep
+        self._num_prediction_tokens = len(request.prediction) // 4
         self.stream = stream
         self.request_id = request.id
         self.prompt = request.token_ids
@@ -375,6 +389,8 @@ class _Reading:
                 event.num_output_tokens,
                 summary,
                 self._reader.num_thought_tokens,
+                event.num_predicted_tokens,
+                max(0, self._num_prediction_tokens - event.num_predicted_tokens),
             )
             record.usage = self._usage
             record.finish_reason = record.finish_reason or event.reason

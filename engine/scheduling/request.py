@@ -11,7 +11,7 @@ from engine.execution.penalties import LogitRules
 from engine.speculation.drafter import Drafter
 from engine.stats import StepWork
 from engine.text import StopMatcher
-from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams
+from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams, unpack_tokens
 from prefix_cache.cache import Explanation, PageTable
 from prefix_cache.key import Namespace
 from prefix_cache.restore import Restore
@@ -73,6 +73,7 @@ class Request:
         "_memory_ns",
         "_phase_start_ns",
         "_phases",
+        "_prediction",
         "_stop_matcher",
         "_token_ids",
         "arrival",
@@ -167,6 +168,7 @@ class Request:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self._drafter: Drafter | None = None
+        self._prediction = request.prediction
         self._stop_matcher: StopMatcher | None = None
         self._token_ids = np.empty(prompt.size + min(self.max_new_tokens, 256) + 1, dtype=np.int32)
         self._token_ids[: prompt.size] = prompt
@@ -248,10 +250,15 @@ class Request:
     def drafter(self) -> Drafter:
         """Knows all tokens up to now; built when it is first asked for."""
         if self._drafter is None:
-            self._drafter = Drafter(self.token_ids)
-        else:
-            self._drafter.follow(self.token_ids)
+            prompt = self._token_ids[: self.num_prompt_tokens]
+            self._drafter = Drafter(prompt, unpack_tokens(self._prediction))
+        self._drafter.follow(self.token_ids)
         return self._drafter
+
+    @property
+    def num_predicted_tokens(self) -> int:
+        """Tokens said as the caller's prediction has them."""
+        return self.drafter.num_predicted if self._prediction else 0
 
     @property
     def max_drafts(self) -> int:

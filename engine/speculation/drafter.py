@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from engine.speculation.ngram_index import MIN_MATCH, NgramIndex
 from kernels.contract import Int32Array
 
@@ -22,16 +24,23 @@ class Drafter:
     draft: how often such guesses are right is learned without a cost, also while they do not pay.
     """
 
-    def __init__(self, token_ids: Int32Array) -> None:
-        self._index = NgramIndex(token_ids)
-        self._next = -1  # where in the sequence the expected token stands; -1 without a match
-        self._length = 0
+    def __init__(self, prompt: Int32Array, prediction: Int32Array | None = None) -> None:
+        """`prediction` is what the caller expects to be said: it stands before the prompt here,
+        and is followed from its beginning until it is wrong."""
+        given = prompt[:0] if prediction is None else prediction
+        self._num_given = given.size
+        self._index = NgramIndex(np.concatenate([given, prompt]))
+        self._next = 0 if given.size else -1
+        """Where in the index the expected token stands; -1 without a match."""
+        self._length = _STEPS[-1]
         self._chances = list(_FIRST_CHANCES)
+        self.num_predicted = 0
+        """Tokens said that were expected as they stand in the prediction."""
 
     def follow(self, token_ids: Int32Array) -> None:
         """Take in what was added to the sequence since."""
         index = self._index
-        for token_id in token_ids[len(index.tokens) :].tolist():
+        for token_id in token_ids[len(index.tokens) - self._num_given :].tolist():
             if self._next >= 0:
                 self._judge(index.tokens[self._next] == token_id)
             index.append(token_id)
@@ -64,6 +73,7 @@ class Drafter:
         step = _step(self._length)
         self._chances[step] += _MEMORY * (right - self._chances[step])
         if right:
+            self.num_predicted += self._next < self._num_given
             self._next += 1
             self._length += 1
         else:

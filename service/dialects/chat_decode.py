@@ -2,14 +2,17 @@
 
 import secrets
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta
 
 from service.conversation import GenerationRequest, KeptPrefix, OutputFormat
 from service.dialects import wire
 from service.dialects.chat_messages import (
     INSIDE_PROMPT,
+    MAX_PARTS,
+    Part,
     Prompt,
     decode_conversation,
     num_messages_to_keep,
@@ -34,6 +37,13 @@ from service.errors import invalid
 from service.model_card import ModelCard
 
 
+class Prediction(msgspec.Struct, frozen=True):
+    """What the answer is expected to have."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[Part], Meta(max_length=MAX_PARTS)]
+
+
 class ChatBody(Prompt, frozen=True, kw_only=True):
     """What is chat's own in a body; what is `Any` is refused where it is set."""
 
@@ -47,6 +57,7 @@ class ChatBody(Prompt, frozen=True, kw_only=True):
     modalities: Annotated[list[str], Meta(max_length=8)] | None = None
     parallel_tool_calls: bool | None = None
     structured_outputs: dict[str, Any] | None = None
+    prediction: Prediction | None = None
     functions: Any = None
     audio: Any = None
     echo: Any = None
@@ -62,7 +73,12 @@ FIELDS: Final = KnownFields.of(
     length="max_completion_tokens",
     system="messages",
     meant=CONSTRAINTS,
-    inside={**INSIDE_PROMPT, **INSIDE_SAMPLING, "response_format": FORMAT_FIELDS},
+    inside={
+        **INSIDE_PROMPT,
+        **INSIDE_SAMPLING,
+        "response_format": FORMAT_FIELDS,
+        "prediction": KnownFields.within(Prediction),
+    },
 )
 
 
@@ -116,6 +132,7 @@ def decode(body: bytes, card: ModelCard) -> ChatRequest:
         tool_choice=decode_tool_choice(wire_body.tool_choice, conversation.tools),
         parallel_tool_calls=wire_body.parallel_tool_calls is not False,
         output_format=_output_format(wire_body),
+        prediction=_prediction(wire_body.prediction),
     )
     return ChatRequest(
         generation=GenerationRequest(
@@ -131,6 +148,18 @@ def decode(body: bytes, card: ModelCard) -> ChatRequest:
         return_token_ids=sampling.return_token_ids,
         service_tier=sampling.service_tier,
     )
+
+
+def _prediction(prediction: Prediction | None) -> str:
+    """Its text. Raises ApiError 400 for a part that is none."""
+    if prediction is None:
+        return ""
+    if isinstance(prediction.content, str):
+        return prediction.content
+    for index, part in enumerate(prediction.content):
+        if part.type != "text" or part.text is None:
+            raise wire.unsupported_value(f"prediction.content[{index}].type")
+    return "".join(part.text or "" for part in prediction.content)
 
 
 def _refuse_unsupported(body: ChatBody) -> None:

@@ -270,7 +270,11 @@ def usage_fields(usage: Usage) -> dict[str, object]:
             "cached_tokens": usage.cached_tokens,
             "cache_write_tokens": usage.prompt_tokens - usage.cached_tokens,
         },
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        },
     }
     return fields if usage.cache is None else {**fields, "cache": usage.cache}
 

@@ -165,6 +165,7 @@ class Driver:
         salt: str = "",
         weight: float = 1.0,
         keep: tuple[KeepPrefix, ...] = (),
+        prediction: list[int] | None = None,
     ) -> str:
         self._next += 1
         request = EngineRequest(
@@ -178,6 +179,7 @@ class Driver:
             credits=credits,
             weight=weight,
             keep=keep,
+            prediction=pack_tokens(prediction or []),
         )
         self.answers[request.id] = Answer()
         self.core.add(request)

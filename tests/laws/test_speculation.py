@@ -201,6 +201,35 @@ def test_drafts_take_no_pages_from_anybody() -> None:
     assert run.core.stats().num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize("speculation", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_prediction_changes_nothing_but_the_time(
+    plain: Driver, temperature: float, speculation: bool
+) -> None:
+    sampling = msgspec.structs.replace(GREEDY, temperature=temperature, seed=1)
+    tokens = prompt(13, 40)
+    expected = alone(plain, tokens, sampling)
+    said = expected.tokens
+    for prediction, num_right in (
+        (said, 60),
+        (said[:20], 20),
+        ([*said, *prompt(14, 20)], 60),
+        ([*said[:20], (said[20] + 1) % EOS, *said[21:]], 20),
+        (prompt(15, 300), 0),
+        ([(said[0] + 1) % EOS], 0),
+    ):
+        run = driver(speculation=speculation)
+        request_id = run.add(tokens, sampling=sampling, prediction=prediction)
+        run.run()
+        run.assert_idle()
+        assert_same(run.answers[request_id], expected)
+        end = run.answers[request_id].finished
+        assert end is not None
+        assert num_right <= end.num_predicted_tokens <= len(prediction)
+        if speculation and num_right == 60:
+            assert end.num_accepted_tokens > 40
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens(plain: Driver, seed: int) -> None:
     """Random requests in a pool that is too small, some aborted, some read slowly."""

@@ -93,3 +93,30 @@ def test_following_in_pieces_or_at_once_is_the_same() -> None:
         follow(one, tokens[:end])
     follow(other, tokens)
     assert one.draft(6) == other.draft(6) == drafter_of(tokens).draft(6)
+
+
+def test_a_prediction_is_followed_from_its_beginning_and_found_again() -> None:
+    prediction = list(range(50, 80))
+    drafter = Drafter(np.arange(10, dtype=np.int32), np.array(prediction, dtype=np.int32))
+    tokens = list(range(10))
+    assert drafter.draft(3) == (50, 51, 52)
+    for token_id in (50, 51, 52, 7):  # it goes another way,
+        tokens.append(token_id)
+        follow(drafter, tokens)
+    assert drafter.num_predicted == 3
+    assert drafter.draft(2) == ()
+    tokens += [60, 61, 62]  # and comes back
+    follow(drafter, tokens)
+    assert drafter.draft(2) == (63, 64)
+    tokens += [63, 64, 65]
+    follow(drafter, tokens)
+    assert drafter.num_predicted == 6
+
+
+def test_what_is_found_in_the_prompt_is_not_counted_as_predicted() -> None:
+    drafter = Drafter(np.arange(10, dtype=np.int32), np.array([99], dtype=np.int32))
+    tokens = [*range(10), 2, 3, 4]
+    follow(drafter, tokens)
+    assert drafter.draft(3) == (5, 6, 7)
+    follow(drafter, [*tokens, 5, 6, 7])
+    assert drafter.num_predicted == 0
