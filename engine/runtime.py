@@ -125,8 +125,9 @@ def build_core(config: EngineConfig, prepared: _Prepared | None = None) -> Core:
         times.mark("peaks")
         core = assemble_core(config, model, rules, selection, grammars, peaks)
         times.mark("weights and pages")
-        core.warm_up()
-        times.mark("warm-up")
+        if config.warm_up:
+            core.warm_up()
+            times.mark("warm-up")
         _log.info("ready in %s", times)
         return core
     except BaseException:

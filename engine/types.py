@@ -286,8 +286,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     keys and values: f16, int8, or auto, the backend's own way. `cache_dir` keeps what is cached
     from one engine to the next; "" for nothing. What is evicted is kept on disk, up to
     `cache_disk_bytes`. The cache is audited `idle_audit_s` after the last request ended; 0 for
-    never. With `speculation` steps also compute what may come next, where that pays. The peaks are
-    this machine's, as in EngineInfo, where they are known already.
+    never. With `speculation` steps also compute what may come next, where that pays. With `warm_up`
+    it computes something before it says that it is ready, so that what steps cost is known. The
+    peaks are this machine's, as in EngineInfo, where they are known already.
     """
 
     model: str
@@ -310,6 +311,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     idle_audit_s: float = 1.0
     speculation: bool = True
     log_level: str = "info"
+    warm_up: bool = True
     peak_bytes_per_s: float = 0.0
     peak_flops_per_s: float = 0.0
 

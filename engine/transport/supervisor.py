@@ -260,13 +260,15 @@ class EngineSupervisor:
 
 
 def _same_again(config: EngineConfig, info: EngineInfo) -> EngineConfig:
-    """What the first engine chose from the machine's state and measured is given to the next."""
+    """What the first engine chose from the machine's state and measured is given to the next. It
+    does not warm up: clients wait, and there is no stream yet that a first step could hold up."""
     return msgspec.structs.replace(
         config,
         kv_memory_bytes=info.num_pages * info.page_bytes,
         threads=info.threads,
         peak_bytes_per_s=info.peak_bytes_per_s,
         peak_flops_per_s=info.peak_flops_per_s,
+        warm_up=False,
     )
 
 

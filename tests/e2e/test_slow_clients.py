@@ -26,6 +26,7 @@ CHAT = "/v1/chat/completions"
 NUM_SLOW, SLOW_TOKENS = 64, 4096
 NUM_FAST, FAST_TOKENS = 8, 1000
 ROUNDS = 4
+TARGET_MS = 50
 MIB = 1 << 20
 END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 
@@ -136,12 +137,15 @@ def test_slow_readers_cost_their_neighbours_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["scripted", "real"])
-def test_a_huge_prompt_stops_neither_health_nor_streams(tmp_path: Path, model: str) -> None:
-    """8 MB beside 4 streams: the script's engine takes them, the real model's context does not."""
-    arguments = []
+def test_a_huge_prompt_stops_neither_health_nor_streams(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """8 MB beside 4 streams: the script's engine takes them, the real model's context does not.
+    After vllm-project/vllm#24910, where such a body froze everything for 30 s."""
+    arguments = ["--itl-target-ms", str(TARGET_MS)]
     if model == "scripted":
         fields = {"delay_s": 0.02, "max_context": 4_000_000, "num_pages": 300_000}
-        arguments = ["--script", script(tmp_path, **fields)]
+        arguments += ["--script", script(tmp_path, **fields)]
     huge = "the river remembers every stone it has passed and " * (8 * MIB // 50)
     with serve(*NAMED, *arguments) as server, ThreadPoolExecutor(8) as pool:
         over = threading.Event()
@@ -184,5 +188,10 @@ def test_a_huge_prompt_stops_neither_health_nor_streams(tmp_path: Path, model: s
         for each in streams:
             each.result()
         health_ms, gap_ms = (statistics.quantiles(x, n=100)[98] * 1e3 for x in (times_s, gaps_s))
+        with capsys.disabled():
+            print(  # noqa: T201 (what the run is for)
+                f"\n{model}: /health p99 {health_ms:.0f} ms of {len(times_s)}, gaps of streams p99 "
+                f"{gap_ms:.0f} ms, longest {max(gaps_s) * 1e3:.0f} ms, target {TARGET_MS} ms"
+            )
         assert health_ms < 100, f"{len(times_s)} polls"
-        assert gap_ms < 200
+        assert gap_ms < 2 * TARGET_MS

@@ -176,7 +176,7 @@ def body_of(path: str, *, stream: bool, text: str = "hi", max_tokens: int = 0) -
         "/v1/chat/completions": {"messages": message, "max_tokens": limit, "ignore_eos": True},
         "/v1/completions": {"prompt": text, "max_tokens": limit, "ignore_eos": True},
         "/v1/messages": {"messages": message, "max_tokens": limit},
-        "/v1/responses": {"input": text, "max_output_tokens": limit},
+        "/v1/responses": {"input": text, "max_output_tokens": limit, "ignore_eos": True},
     }
     return {"model": "default", "stream": stream, **bodies[path]}
 

@@ -11,6 +11,8 @@ from websockets.sync.client import connect
 
 from tests.faults.live import PATHS, FaultyServer, body_of, ends_of
 
+LONG = "Tell a story of a thousand words about a river and everybody who lives on it."
+"""A model that may end its answer, as Messages lets it, does not do so soon."""
 TERMINAL = ("response.completed", "response.failed", "response.incomplete", "error")
 
 
@@ -37,7 +39,7 @@ class Requests:
             assert not thread.is_alive()
 
     def _post(self, path: str, stream: bool) -> None:
-        body = body_of(path, stream=stream)
+        body = body_of(path, stream=stream, text=LONG)
         answer = httpx.post(self._url + path, json=body, timeout=60, trust_env=False)
         if stream:
             assert answer.status_code == 200
@@ -48,7 +50,7 @@ class Requests:
     def _socket(self) -> None:
         url = self._url.replace("http", "ws") + "/v1/responses"
         with connect(url, proxy=None) as socket:
-            body = body_of("/v1/responses", stream=False)
+            body = body_of("/v1/responses", stream=False, text=LONG)
             del body["stream"]
             socket.send(json.dumps({"type": "response.create", **body}))
             for data in socket:

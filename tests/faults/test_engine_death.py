@@ -1,6 +1,7 @@
 """The engine process dies or hangs: every request is told, and the server serves on."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -76,6 +77,9 @@ def test_the_default_model_answers_within_2_s_and_chains_go_on(tmp_path: Path) -
         assert after["usage"]["input_tokens"] == before["usage"]["input_tokens"]
         assert after["usage"]["input_tokens_details"]["cached_tokens"] == 0
         until(lambda: "the engine runs again" in server.log)
+        first, second = re.findall(r"ready in .* s: .*", server.log)
+        assert "warm-up" in first
+        assert "warm-up" not in second, "clients wait"
         print(f"answered again after {took_s:.2f} s")  # noqa: T201 (seen with -s; not asserted)
 
 

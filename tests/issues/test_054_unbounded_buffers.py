@@ -15,6 +15,8 @@ from tests.service.raw import read_to_end, read_until, unchunked
 
 CHAT = "/v1/chat/completions"
 NUM_TOKENS = 4000
+MOST_AHEAD = 1000
+"""Pieces that may be on their way to a client that does not read."""
 PIECES = [f"{number:04d}" + "x" * 250 for number in range(NUM_TOKENS)]
 
 
@@ -57,7 +59,9 @@ def check(folder: Path, num_slow: int, read_at_once: int) -> None:
         wait_for_pause(server)
         paused = server.stats()
         assert paused["running"] == num_slow
-        assert paused["num_output_tokens"] < num_slow * NUM_TOKENS * 0.8
+        assert paused["paused"] == num_slow
+        # What the kernel holds (64 KiB, which it doubles) is some 450 pieces; the outbox is 256.
+        assert paused["num_output_tokens"] < num_slow * MOST_AHEAD
         before = rss_bytes(server.process.pid)
         for _ in range(20):
             quick = server.http.post(CHAT, json=body_of(CHAT, stream=True, max_tokens=50))
