@@ -98,8 +98,8 @@ class SchedulingStats(msgspec.Struct, frozen=True, kw_only=True):
     `itl_p95_ms`: of the last steps of running streams; `chunk_p50_tokens`: of the last chunks of
     prompts. `step_error`: the usual difference of a step's time from what was predicted, relative.
     `oldest_waiting_ms`: how long the first of those that wait has been there; `waiting_tokens`:
-    of all their prompts. `num_floor_steps`: steps whose streams left prompts no room within the
-    target, so that these got their least share."""
+    of all their prompts. `num_floor_steps`: steps that took longer than the target on purpose, for
+    prompts that the streams left no room."""
 
     itl_target_ms: float = 0.0
     ttft_target_ms: float = 0.0

@@ -41,12 +41,12 @@ class Admission:
         self,
         running: Sequence[Request],
         room: Room,
-        has_place: Callable[[int], bool],
+        has_place: Callable[[Request, int], bool],
         make_room: Callable[[], bool],
     ) -> list[Request]:
         """Those that join the running ones: they hold references but still stand in `waiting`.
 
-        `has_place` says whether one more may run beside so many that were admitted; `make_room`
+        `has_place` says whether this one may run beside so many that were admitted; `make_room`
         takes pages from somebody who has no use for them now, or returns False.
         """
         admitted: list[Request] = []
@@ -54,8 +54,13 @@ class Admission:
         candidates = self.waiting.look(self.ranking.served, self._may_start)
         while candidates and len(admitted) < MOST_PER_STEP:
             request = self._next(running, admitted, candidates, room)
-            if request is None or not has_place(len(admitted)):
+            if request is None:
                 break
+            if not has_place(request, len(admitted)):
+                if request.is_brief:
+                    break
+                candidates = [other for other in candidates if other.is_brief]
+                continue
             candidates.remove(request)
             if self.follows(request) or self._waits_for_disk(request):
                 continue

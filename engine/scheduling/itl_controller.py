@@ -8,13 +8,14 @@ is what an abort, or a request that comes now, waits for.
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from engine.scheduling.recent_quantile import RecentQuantile
 from engine.scheduling.request import Request
-from engine.scheduling.step_plan import ScheduledChunk
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.step_time import StepTimeModel, StepWork, num_pairs
 
 LONE_STEP_MS: Final = 250.0
@@ -22,22 +23,43 @@ LONE_STEP_MS: Final = 250.0
 FREE_STRETCH: Final = 8.0
 """Without a target a step takes up to so many times what its streams alone would take: prompts
 keep about 7/8 of their speed, whatever the machine."""
-PREFILL_FLOOR: Final = 1 / 8
-"""Where streams alone fill the target, prompts still get this share of what the streams take."""
-_MARGIN_RANGE: Final = (0.9, 2.0)
-_MARGIN_STEP: Final = 0.05
+SPARE_SHARE: Final = 1 / 8
+"""The target has room for this share of what the streams take, or fewer streams are let in."""
+LONG_STEP: Final = 2.0
+"""Where the target leaves the oldest prompt nothing that is worth it, now and then a step takes so
+many times the target, or what its streams take if that is more."""
+LONG_EVERY: Final = 40
+"""So many steps are between two of those: 95 of 100 stay within the target."""
+LONG_EVERY_AT_LEAST: Final = 8
+"""The same where the streams alone exceed the target, whatever prompts do."""
 _WITHIN: Final = 0.95
 """The share of steps that shall stay below the target."""
+_MARGIN_RANGE: Final = (0.9, 2.0)
+_FIRST_MARGIN: Final = 1.1
+_MARGIN_MEMORY: Final = 128
 _REMEMBERED: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LongStep:
+    """What prompts would have instead of small chunks in every step: `ms` of one step in a cycle
+    of `cycle_ms`, whose other steps, of `other_ms` each, are without."""
+
+    ms: float
+    cycle_ms: float
+    other_ms: float
 
 
 @dataclass(slots=True)
 class Room:
-    """What is left of a step for prompts: `tokens`, and `ms` by the model's costs."""
+    """What is left of a step for prompts: `tokens`, and `ms` by the model's costs. A chunk that
+    does not end its prompt must be worth it: give more tokens in a while than `instead` would.
+    Where there is nothing instead, the oldest prompt gets a token in any case."""
 
     tokens: int
     ms: float
     model: StepTimeModel
+    instead: LongStep | None = None
 
     @property
     def is_spent(self) -> bool:
@@ -45,11 +67,11 @@ class Room:
 
     def copy(self) -> "Room":
         """As much room, to try out who would get it."""
-        return Room(self.tokens, self.ms, self.model)
+        return replace(self)
 
     def halve(self) -> "Room":
         """Give away half of it."""
-        half = Room(self.tokens // 2, self.ms / 2, self.model)
+        half = replace(self, tokens=self.tokens // 2, ms=self.ms / 2)
         self.tokens -= half.tokens
         self.ms -= half.ms if math.isfinite(half.ms) else 0.0
         return half
@@ -66,10 +88,20 @@ class Room:
         if length > 0 and math.isfinite(self.ms):
             reading_ms = 0.0 if begun else self.model.reading_ms(past)
             length = min(length, self._fitting(past, self.ms - reading_ms))
-            if length:
-                self.ms -= reading_ms + self.model.longer_ms(past, length)
+            cost_ms = reading_ms + self.model.longer_ms(past, length)
+            if not length or not (length == want or begun or self._pays(past, length, cost_ms)):
+                return 0
+            self.ms -= cost_ms
         self.tokens -= length
         return length
+
+    def _pays(self, past: int, length: int, cost_ms: float) -> bool:
+        """Whether chunks like this are the faster way."""
+        if self.instead is None:
+            return True
+        other = self.instead
+        in_cycle = self._fitting(past, other.ms - self.model.reading_ms(past))
+        return length * other.cycle_ms >= in_cycle * (other.other_ms + cost_ms)
 
     def _fitting(self, past: int, ms: float) -> int:
         """The most tokens that make a chunk so much longer: the root of a square."""
@@ -82,9 +114,11 @@ class Room:
 class ItlController:
     """Gives prompts the room that the target leaves, and learns from each step how much that is.
 
-    With a target, the predicted step times a margin equals the target; the margin moves so that
-    95 of 100 such steps stay below it. There is no waiting: a step that has no prompt to compute
-    is as short as its streams allow.
+    The target is for 95 of 100 pauses. The predicted step times a margin equals it, and the margin
+    is what 95 of the last 100 such steps took of what was predicted. Where that leaves the oldest
+    prompt no chunk worth computing, streams go on alone for LONG_EVERY steps, and the prompt gets
+    one of LONG_STEP targets then: those are of the other 5 of 100, spent on purpose. There is no
+    waiting: a step that has no prompt to compute is as short as its streams allow.
     """
 
     def __init__(
@@ -92,22 +126,24 @@ class ItlController:
     ) -> None:
         """`token_budget` bounds the new tokens of every step; `fixed_chunk`, if not 0, those of a
         step with streams, instead of any time. `itl_target_ms` 0 is no target. `num_floor_steps`
-        counts those that computed prompts though streams alone filled the target."""
+        counts the long ones."""
         self.model = StepTimeModel()
         self.target_ms = itl_target_ms
         self._token_budget = token_budget
         self._fixed_chunk = fixed_chunk
         self._page_size = page_size
         self.num_floor_steps = 0
-        self._at_floor = False
-        self._margin = 1.1
+        self._is_long = False
+        self._passes_oldest = False
+        self._num_since_long = LONG_EVERY
+        self._margin = RecentQuantile(_WITHIN, _MARGIN_MEMORY, _FIRST_MARGIN)
         self._gaps_ms: deque[float] = deque(maxlen=_REMEMBERED)
         self._chunks: deque[int] = deque(maxlen=_REMEMBERED)
 
     def room(self, decodes: Sequence[Request]) -> Room:
         """The room for prompts in a step that computes a token of each of `decodes`."""
         num_streams = len(decodes)
-        self._at_floor = False
+        self._is_long = False
         if self._fixed_chunk:
             budget = self._token_budget
             if num_streams:
@@ -117,12 +153,19 @@ class ItlController:
         streams_ms = self.streams_ms(decodes)
         if not num_streams:
             return Room(tokens, LONE_STEP_MS - streams_ms, self.model)
-        whole_ms = FREE_STRETCH * streams_ms
-        if self.target_ms:
-            whole_ms = self.target_ms / self._margin
-        left_ms, floor_ms = whole_ms - streams_ms, PREFILL_FLOOR * streams_ms
-        self._at_floor = left_ms < floor_ms
-        return Room(tokens, max(left_ms, floor_ms), self.model)
+        if not self.target_ms:
+            return Room(tokens, (FREE_STRETCH - 1) * streams_ms, self.model)
+        low, high = _MARGIN_RANGE
+        margin = min(max(self._margin.value, low), high)
+        every = LONG_EVERY if streams_ms < self.target_ms else LONG_EVERY_AT_LEAST
+        self._is_long = self._passes_oldest and self._num_since_long >= every
+        whole_ms = LONG_STEP * max(self.target_ms, streams_ms)
+        if self._is_long:
+            return Room(tokens, whole_ms - streams_ms, self.model)
+        left_ms = max(0.0, self.target_ms / margin - streams_ms)
+        cycle_ms = (every - 1) * streams_ms + whole_ms
+        instead = LongStep(whole_ms - streams_ms, cycle_ms, streams_ms)
+        return Room(tokens, left_ms, self.model, instead)
 
     def streams_ms(self, decodes: Sequence[Request]) -> float:
         """A step that computes a token of each of them."""
@@ -131,29 +174,30 @@ class ItlController:
 
     def most_streams(self, num_keys: int) -> int:
         """How many streams of so many tokens each leave all within the target and prompts their
-        floor; at least one."""
+        share; at least one."""
         if not self.target_ms:
             return 1 << 20
         fixed_ms = self.model.predict(StepWork())
         stream_ms = self.model.predict(StepWork(1, 1, num_keys)) - fixed_ms
-        return max(1, int((self.target_ms / (1 + PREFILL_FLOOR) - fixed_ms) / stream_ms))
+        return max(1, int((self.target_ms / (1 + SPARE_SHARE) - fixed_ms) / stream_ms))
 
-    def learn(self, chunks: Sequence[ScheduledChunk], took_ms: float) -> None:
-        """A step computed these chunks, `took_ms` after the last one's tokens."""
-        work = StepWork.of(chunks)
-        streams = [chunk for chunk in chunks if chunk.start >= chunk.request.prefill_end]
-        lengths = [c.end - c.start for c in chunks if c.start < c.request.prefill_end]
+    def learn(self, plan: StepPlan, took_ms: float) -> None:
+        """A step of this plan took `took_ms`, from the last one's tokens on."""
+        work = StepWork.of(plan.chunks)
+        lengths = [c.end - c.start for c in plan.chunks if c.start < c.request.prefill_end]
+        predicted_ms = self.model.predict(work)
         self.model.learn(work, took_ms)
-        if streams:
-            self._gaps_ms.append(took_ms)
         self._chunks.extend(lengths)
-        if streams and lengths and self._at_floor:
+        self._passes_oldest = plan.passes_oldest
+        if len(lengths) == len(plan.chunks):
+            return
+        self._gaps_ms.append(took_ms)
+        self._num_since_long += 1
+        if lengths and self._is_long:
             self.num_floor_steps += 1
-        if streams and lengths and self.target_ms:
-            late = took_ms > self.target_ms
-            low, high = _MARGIN_RANGE
-            move = _MARGIN_STEP * (_WITHIN if late else _WITHIN - 1)
-            self._margin = min(max(self._margin * math.exp(move), low), high)
+            self._num_since_long = 0
+        if lengths or plan.passes_oldest:
+            self._margin.add(took_ms / predicted_ms)
 
     def learn_span(self, start: int, end: int, took_ms: float, rows: int) -> None:
         """A step of tokens [start, end) of one sequence, with logits of the last `rows`, took so

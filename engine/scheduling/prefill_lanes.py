@@ -25,7 +25,8 @@ def share(claims: Sequence[Claim], room: Room, *, by_size: bool = True) -> list[
     Half of the room goes to the least remaining work: a short prompt gets it at once, however
     many long ones are there. The other half goes to the oldest, which so keeps half of the speed
     it would have alone, however many short ones come. What one half leaves the other takes.
-    Without `by_size` everything goes by age. Somebody gets a token in any case.
+    Without `by_size` everything goes by age. Where there is nothing instead of this room, the
+    oldest gets a token in any case.
     """
     shares = [0] * len(claims)
     oldest = sorted(range(len(claims)), key=lambda index: claims[index].by_age)
@@ -35,9 +36,15 @@ def share(claims: Sequence[Claim], room: Room, *, by_size: bool = True) -> list[
         _fill(shares, shortest, claims, half)
         room.take_back(half)
     _fill(shares, oldest, claims, room)
-    if oldest and not any(shares):
+    if oldest and room.instead is None and not any(shares):
         shares[oldest[0]] = 1
     return shares
+
+
+def served_oldest(claims: Sequence[Claim], shares: Sequence[int]) -> bool:
+    """Whether the oldest of them, of which there is one at least, got a part."""
+    oldest = min(range(len(claims)), key=lambda index: claims[index].by_age)
+    return shares[oldest] > 0
 
 
 def _fill(shares: list[int], order: list[int], claims: Sequence[Claim], room: Room) -> None:

@@ -21,6 +21,7 @@ MAX_PREEMPTIONS: Final = 3
 need, keeps that reserved, and runs to its end."""
 MAX_FORCED: Final = 64
 """Tokens taken from a grammar at a time: a reader's credits outlast them."""
+_BRIEF_TOKENS: Final = 16
 
 
 class RequestStatus(IntEnum):
@@ -225,6 +226,11 @@ class Request:
     def samples(self) -> bool:
         """Whether the last known token is computed for its logits; else only for its pages."""
         return self.max_new_tokens > 0
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether its answer is over before it counts as a stream."""
+        return self.max_new_tokens <= _BRIEF_TOKENS
 
     @property
     def grammar_complete(self) -> bool:

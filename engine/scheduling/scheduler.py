@@ -10,7 +10,7 @@ from engine.scheduling.fairness import OUTPUT_WEIGHT
 from engine.scheduling.itl_controller import ItlController, Room
 from engine.scheduling.load_meter import LoadMeter
 from engine.scheduling.preemption import Preemption
-from engine.scheduling.prefill_lanes import share
+from engine.scheduling.prefill_lanes import served_oldest, share
 from engine.scheduling.ranking import Ranking
 from engine.scheduling.request import Request, RequestStatus
 from engine.scheduling.restoring import Restoring
@@ -109,7 +109,7 @@ class Scheduler:
         prefills += self._admission.admit(
             self.running,
             room,
-            lambda num: self._has_place(num, now_ns),
+            lambda request, num: self._has_place(request, num, now_ns),
             lambda: self._preempt_paused(now_ns),
         )
         prefills = [r for r in prefills if r.table is not None]
@@ -120,6 +120,7 @@ class Scheduler:
             wanted.sort(key=lambda entry: entry[0].order)
         plan = StepPlan()
         plan.is_full = any(n < claim.want for n, claim in zip(shares, claims, strict=True))
+        plan.passes_oldest = not served_oldest(claims, shares) if claims else len(self.waiting) > 0
         num_before = self.num_preemptions
         for request, num_tokens in wanted:
             self._schedule(request, num_tokens, plan, now_ns, drafts.get(request, ()))
@@ -148,7 +149,7 @@ class Scheduler:
 
     def learn(self, plan: StepPlan, took_ms: float) -> None:
         """The step of this plan, not completed yet, took so long after the last one."""
-        self._controller.learn(plan.chunks, took_ms)
+        self._controller.learn(plan, took_ms)
         prefill = [c.end - c.start for c in plan.chunks if c.start < c.request.prefill_end]
         streams = len(plan.chunks) > len(prefill)
         self._meter.note_step(sum(prefill), took_ms / 1e3, full=plan.is_full, streams=streams)
@@ -193,13 +194,16 @@ class Scheduler:
             self._let_go(request, keep_tail=keep_tail)
         request.move_to(RequestStatus.FINISHED)
 
-    def _has_place(self, num_admitted: int, now_ns: int) -> bool:
-        """Whether one more may run: by count, and by what its stream will cost the others."""
+    def _has_place(self, request: Request, num_admitted: int, now_ns: int) -> bool:
+        """Whether one more may run: by count, and by what its stream will cost the others,
+        which is nothing for one at a time that says next to nothing."""
         while len(self.running) + num_admitted >= self._max_running:
             if not self._preempt_paused(now_ns):
                 return False
         moving = [request for request in self.running if not request.paused]
-        return len(moving) + num_admitted < self._meter.most_running(moving)
+        if len(moving) + num_admitted < self._meter.most_running(moving):
+            return True
+        return not num_admitted and request.is_brief and not any(r.is_brief for r in moving)
 
     def _drafts(
         self, wanted: Sequence[tuple[Request, int]], room: Room, prompts: bool

@@ -42,9 +42,10 @@ class ScheduledChunk:
 @dataclass(slots=True)
 class StepPlan:
     """What the next step computes, who was admitted for it, and who can never be served. `is_full`
-    if some prompt got less than it wanted."""
+    if some prompt got less than it wanted, `passes_oldest` if the oldest one got nothing."""
 
     chunks: list[ScheduledChunk] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     hopeless: list[Request] = field(default_factory=list)
     is_full: bool = False
+    passes_oldest: bool = False

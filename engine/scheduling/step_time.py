@@ -15,6 +15,8 @@ _HIGHEST: Final = 1e2
 """Bounds of each cost, as multiples of its prior."""
 _DRIFT: Final = 0.01
 """How much each cost may change from one step to the next, relative to itself."""
+_NEGLIGIBLE: Final = 0.1
+"""A cost is negligible if it is so small a part of its prior, on a machine of the prior's pace."""
 _OUTLIER: Final = 3.0
 """Surprises beyond that many standard deviations count as that many."""
 _LASTING: Final = 4
@@ -149,15 +151,18 @@ class StepTimeModel:
 
     def _move(self, spread: list[float], variance: float, step: float) -> None:
         """Costs go along `spread`, and what is known of them. They may have drifted since; no
-        uncertainty is above the cost itself."""
+        uncertainty is above the cost itself, or what would be negligible on such a machine: one
+        that once came out as nothing is found again."""
         drift = 0.3 if abs(self._run_of_outliers) >= _LASTING else _DRIFT
         covariance, cost = self._covariance, self._cost
+        pace = _NEGLIGIBLE * cost[2] / _PRIOR[2]
         shrink: list[float] = []
         for i, (share, (low, high)) in enumerate(zip(spread, self._bounds, strict=True)):
             cost[i] = now = min(max(cost[i] + share * step, low), high)
-            own = covariance[i][i] - share * share / variance + (drift * now) ** 2
+            size = max(now, pace * _PRIOR[i])
+            own = covariance[i][i] - share * share / variance + (drift * size) ** 2
             covariance[i][i] = own
-            shrink.append(min(1.0, now / own**0.5))
+            shrink.append(min(1.0, size / own**0.5))
             gain, row = share / variance, covariance[i]
             for j in range(i):
                 row[j] = covariance[j][i] = (row[j] - gain * spread[j]) * shrink[i] * shrink[j]

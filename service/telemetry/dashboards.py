@@ -81,7 +81,7 @@ PANELS: Final = (
     Panel(
         "Least share of prompts",
         "short",
-        ((rate(m.FLOOR_STEPS), "steps/s without room in the target"),),
+        ((rate(m.FLOOR_STEPS), "long steps/s on purpose"),),
     ),
     Panel("Step time model", "percentunit", ((gauge(m.STEP_ERROR), "difference from prediction"),)),
     _quantiles("Whole request", m.VLLM_E2E),

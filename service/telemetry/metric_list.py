@@ -251,7 +251,7 @@ STEP_ERROR = Metric(
 FLOOR_STEPS = Metric(
     "headwater.prefill.floor_steps",
     _C,
-    "Steps whose streams left prompts no room within the target: these got their least share",
+    "Steps that took longer than the target on purpose, for prompts that streams left no room",
     (),
     "{step}",
 )

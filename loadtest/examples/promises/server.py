@@ -20,6 +20,8 @@ START_S: Final = 120.0
 SETTLE_S: Final = 1.5
 """After a server says that it is ready, its spare engine still reads its modules."""
 MODEL: Final = "default"
+NUM_SPECIAL: Final = 17
+"""The model's first tokens have no text: each would be a gap of two steps between pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,9 @@ class Server:
 
     @property
     def target(self) -> Target:
-        """What the transports need; answers have the length that is asked for."""
-        return Target(self.name, self.url, MODEL, {"ignore_eos": True})
+        """What the transports need; answers have the length that is asked for, all of it text."""
+        silent = {str(token_id): -100 for token_id in range(NUM_SPECIAL)}
+        return Target(self.name, self.url, MODEL, {"ignore_eos": True, "logit_bias": silent})
 
 
 @contextlib.asynccontextmanager

@@ -34,11 +34,11 @@ class Machine:
     one; the defaults are those of two cores. `spread` is the relative noise of a step, `stalls` the
     share of steps that take five times as long."""
 
-    step: float = 2.7
-    row: float = 0.5
-    token: float = 0.53
-    key: float = 0.75e-3
-    pair: float = 0.33e-3
+    step: float = 2.0
+    row: float = 0.66
+    token: float = 0.21
+    key: float = 0.7e-3
+    pair: float = 0.1e-3
     spread: float = 0.03
     stalls: float = 0.0
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.itl_controller import Room
+from engine.scheduling.itl_controller import LongStep, Room
 from engine.scheduling.prefill_lanes import Claim, share
 from engine.scheduling.step_time import StepTimeModel
 
@@ -43,6 +43,23 @@ def test_the_oldest_keeps_half_whatever_comes() -> None:
 
 def test_somebody_moves_where_there_is_no_room() -> None:
     assert share(claims(50, 20), room(100, ms=-1.0)) == [1, 0]
+
+
+def test_a_chunk_that_a_long_step_would_outdo_is_not_computed() -> None:
+    """Nine tokens in a long step are less than one in each of ten others, and more than in eight;
+    what ends its prompt is computed at once."""
+    model = StepTimeModel()
+    reading_ms = model.reading_ms(6000)
+    ms = reading_ms + 1.5 * model.longer_ms(6000, 1)
+    long_ms = reading_ms + 9.5 * model.longer_ms(6000, 1)
+
+    def shares(cycle_ms: float, want: int) -> list[int]:
+        one = Claim(6000, want, (0, True, 1.0, 0.0, 0), (0, True, 0.0, 0.0, 0))
+        return share([one], Room(100, ms, model, LongStep(long_ms, cycle_ms, 50.0)))
+
+    assert shares(8 * (50.0 + ms), 100) == [0]
+    assert shares(10 * (50.0 + ms), 100) == [1]
+    assert shares(8 * (50.0 + ms), 1) == [1]
 
 
 @given(st.lists(st.integers(1, 5000), max_size=40), st.integers(1, 2000))

@@ -80,6 +80,20 @@ def test_what_was_long_not_seen_is_learned_anew_from_few_steps() -> None:
     assert abs(model.predict(step) / took - 1) < 0.2
 
 
+def test_a_cost_that_came_out_as_nothing_is_found_again() -> None:
+    """Chunks that cost nothing for a while, and then what they do."""
+    rng = random.Random(6)
+    model = StepTimeModel()
+    for _ in range(300):
+        step = work(rng)
+        model.learn(step, cost_ms(step) - 33e-5 * step.pairs)
+    assert model.pair_ms < 2e-5
+    for _ in range(150):
+        step = work(rng)
+        model.learn(step, cost_ms(step))
+    assert model.pair_ms == pytest.approx(33e-5, rel=0.2)
+
+
 @pytest.mark.parametrize("took", [1e-9, 1e12])
 def test_costs_stay_within_their_bounds(took: float) -> None:
     rng = random.Random(5)
