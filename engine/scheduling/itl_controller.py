@@ -167,6 +167,17 @@ class ItlController:
         instead = LongStep(whole_ms - streams_ms, cycle_ms, streams_ms)
         return Room(tokens, left_ms, self.model, instead)
 
+    def note(self, plan: StepPlan) -> None:
+        """This became of the last `room`, and is computed next."""
+        self._passes_oldest = plan.passes_oldest
+        num_prefills = sum(c.start < c.request.prefill_end for c in plan.chunks)
+        if num_prefills == len(plan.chunks):
+            return
+        self._num_since_long += 1
+        if num_prefills and self._is_long:
+            self.num_floor_steps += 1
+            self._num_since_long = 0
+
     def streams_ms(self, decodes: Sequence[Request]) -> float:
         """A step that computes a token of each of them."""
         num_keys = sum(request.num_tokens for request in decodes)
@@ -188,14 +199,9 @@ class ItlController:
         predicted_ms = self.model.predict(work)
         self.model.learn(work, took_ms)
         self._chunks.extend(lengths)
-        self._passes_oldest = plan.passes_oldest
         if len(lengths) == len(plan.chunks):
             return
         self._gaps_ms.append(took_ms)
-        self._num_since_long += 1
-        if lengths and self._is_long:
-            self.num_floor_steps += 1
-            self._num_since_long = 0
         if lengths or plan.passes_oldest:
             self._margin.add(took_ms / predicted_ms)
 

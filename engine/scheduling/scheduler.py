@@ -126,6 +126,7 @@ class Scheduler:
             self._schedule(request, num_tokens, plan, now_ns, drafts.get(request, ()))
         if wanted and not plan.chunks and self.num_preemptions == num_before:
             self._unblock(wanted[0][0], plan, now_ns)
+        self._controller.note(plan)
         return plan
 
     def complete(self, chunk: ScheduledChunk, end: int, now_ns: int) -> None:
