@@ -157,8 +157,8 @@ def test_case_40_one_very_long_prompt() -> None:
 
 def test_without_a_target_a_step_takes_eight_times_its_streams() -> None:
     run = with_streams()
-    run.add(6000, 1)  # long chunks are new to the model, and what they cost is learned from them
-    run.run_for(1500)
+    # Long chunks are new to the model: what they cost is learned from a first prompt's.
+    run.run_until_first_token(run.add(6000, 1))
     begun_ns = run.backend.now_ns
     prompt = run.add(6000, 1)
     run.run_until_first_token(prompt)
