@@ -8,10 +8,11 @@ import anyio
 
 from engine.types import TokenLogprobs, unpack_tokens
 from service.answer import Answer
+from service.asking import SEED_BITS
 from service.conversation import GenerationRequest
 from service.errors import from_failure
 from service.events import Admitted, Completed, Event, Failed, PromptScored, RequestRecord, Usage
-from service.generation import SEED_BITS, Generator
+from service.generation import Generator
 
 _SEED_MASK = (1 << SEED_BITS) - 1
 

@@ -7,7 +7,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -182,7 +182,13 @@ def http_request(path: str, fields: dict[str, Any]) -> bytes:
     return head.encode() + data
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW: Final = ("tokenize, one word",)
+"""A second of tokenising for each try."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
 def test_a_body_of_one_megabyte_does_not_stall_the_loop(server: LiveServer, name: str) -> None:
     request = http_request(*CASES[name])
     buffer = bytearray(1 << 20)
