@@ -1,13 +1,16 @@
 """`ApiError`: what is refused, once, for every dialect; each dialect gives it its own shape."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 import msgspec
 
 from engine.api import EngineError, EngineOverloaded, RequestRefused
 from engine.types import FinishReason
 from service.events import Failed
+
+T = TypeVar("T")
 
 RETRY_SOON = {"retry-after": "1", "retry-after-ms": "1000"}
 
@@ -95,6 +98,14 @@ def from_engine(error: EngineError) -> ApiError:
     if error.retryable:
         return overloaded(str(error))
     return ApiError(500, str(error), type="server_error")
+
+
+async def asked(answer: Awaitable[T]) -> T:
+    """What the engine answers. Raises ApiError where it does not."""
+    try:
+        return await answer
+    except EngineError as error:
+        raise from_engine(error) from error
 
 
 def from_failure(failed: Failed) -> ApiError:

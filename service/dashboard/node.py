@@ -2,10 +2,10 @@
 
 from starlette.types import Receive, Scope, Send
 
-from engine.api import Engine, EngineError
+from engine.api import Engine
 from engine.text import Vocabulary
 from engine.types import unpack_tokens
-from service.errors import ApiError, from_engine
+from service.errors import ApiError, asked
 from service.transport.http import send_json
 
 
@@ -19,10 +19,7 @@ class TreeNode:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError 404 where no node begins or goes on there now."""
         page: int = scope["path_params"]["page"]
-        try:
-            node = await self._engine.read_node(page)
-        except EngineError as error:
-            raise from_engine(error) from error
+        node = await asked(self._engine.read_node(page))
         if node is None:
             raise ApiError(404, f"The tree does not list page {page} now.", code="node_not_found")
         token_ids = unpack_tokens(node.token_ids).tolist()

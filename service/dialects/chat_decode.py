@@ -163,10 +163,7 @@ def _prediction(prediction: Prediction | None) -> str:
 
 
 def _refuse_unsupported(body: ChatBody) -> None:
-    for name, neutral in _NEUTRAL.items():
-        value = getattr(body, name)
-        if value is not None and value not in neutral:
-            raise wire.unsupported_value(name)
+    wire.require_neutral(body, _NEUTRAL)
     if body.add_generation_prompt is False and not body.continue_final_message:
         raise wire.unsupported_value("add_generation_prompt")
 

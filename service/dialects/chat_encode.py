@@ -197,16 +197,22 @@ def _scored(
 
 
 def _head(request: ChatRequest, card: ModelCard, kind: str) -> dict[str, object]:
+    return answer_head(request.generation.id, kind, card, request.service_tier)
+
+
+def answer_head(
+    answer_id: str, kind: str, card: ModelCard, service_tier: str | None
+) -> dict[str, object]:
     """What stands in the answer and in each of its chunks."""
     head: dict[str, object] = {
-        "id": request.generation.id,
+        "id": answer_id,
         "object": kind,
         "created": int(time.time()),
         "model": card.id,
         "system_fingerprint": card.fingerprint,
     }
-    if request.service_tier is not None:
-        head["service_tier"] = request.service_tier
+    if service_tier is not None:
+        head["service_tier"] = service_tier
     return head
 
 

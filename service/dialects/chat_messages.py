@@ -171,10 +171,5 @@ def _tool(spec: dict[str, Any], path: str) -> Tool:
     function = spec.get("function")
     if not isinstance(function, dict):
         raise wire.missing_parameter(f"{path}.function")
-    name = function.get("name")
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise invalid(
-            f"{path}.function.name",
-            f"Invalid '{path}.function.name': must be a string of 1 to {MAX_NAME} characters.",
-        )
+    name = wire.require_name(function.get("name"), f"{path}.function.name")
     return Tool(name, spec, f"{path}.function.parameters")

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from service.conversation import Conversation, GenerationOptions, GenerationRequest
 from service.dialects import wire
+from service.dialects.common import require_token_id
 from service.dialects.fields import INT32, Name
 from service.dialects.known_fields import CONSTRAINTS, KnownFields
 from service.dialects.sampling import (
@@ -17,7 +18,6 @@ from service.dialects.sampling import (
     NumLogprobs,
     SamplingBody,
     decode_sampling,
-    require_token_id,
 )
 from service.errors import invalid
 from service.model_card import ModelCard

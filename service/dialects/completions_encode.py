@@ -1,6 +1,5 @@
 """OpenAI Completions, the answer: events of several generations to JSON and SSE frames."""
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +12,7 @@ from service.choices import Choice, total_usage
 from service.dialects import wire
 from service.dialects.chat_encode import (
     DONE,
+    answer_head,
     prompt_logprobs,
     stop_reason,
     usage_fields,
@@ -284,17 +284,7 @@ def _shown(logprob: float) -> float:
 
 
 def _head(request: CompletionRequest, card: ModelCard) -> dict[str, object]:
-    """What stands in the answer and in each of its chunks."""
-    head: dict[str, object] = {
-        "id": request.id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": card.id,
-        "system_fingerprint": card.fingerprint,
-    }
-    if request.service_tier is not None:
-        head["service_tier"] = request.service_tier
-    return head
+    return answer_head(request.id, "text_completion", card, request.service_tier)
 
 
 def _finish_reason(end: Completed) -> str:

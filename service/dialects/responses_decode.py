@@ -21,25 +21,14 @@ from service.conversation import (
     Tool,
 )
 from service.dialects import wire
+from service.dialects.common import CommonBody, common_options
 from service.dialects.fields import (
     BREAKPOINT_S,
     INT64,
-    MAX_NAME,
     MAX_TOOLS,
-    CacheSalt,
     Echoed,
-    MinP,
     Name,
-    Penalty,
-    Priority,
-    Seed,
-    Stops,
-    StopTokens,
-    Temperature,
-    Timeout,
     TokenCount,
-    TopK,
-    TopP,
     kept_seconds,
 )
 from service.dialects.known_fields import CACHE_OPTIONS, CONSTRAINTS, KnownFields
@@ -81,7 +70,7 @@ class PromptCacheOptions(msgspec.Struct, frozen=True):
     comparison_response_id: Name | None = None
 
 
-class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseCreate(CommonBody, frozen=True, kw_only=True):
     """The body as it came. `Any` marks what is refused unless neutral, or rendered verbatim."""
 
     model: Name
@@ -93,10 +82,6 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     background: bool | None = None
     stream: bool | None = None
     max_output_tokens: TokenCount | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[list[str], Meta(max_length=MAX_INCLUDED)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
@@ -117,16 +102,6 @@ class ResponseCreate(msgspec.Struct, frozen=True, kw_only=True):
     client_metadata: dict[str, Any] | None = None
     traceparent: str | None = None
     tracestate: str | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    seed: Seed | None = None
-    stop: Stops | None = None
-    stop_token_ids: StopTokens | None = None
-    ignore_eos: bool | None = None
-    priority: Priority | None = None
-    timeout: Timeout | None = None
-    cache_salt: CacheSalt | None = None
-    cache_report: bool | None = None
 
     @property
     def shows_logprobs(self) -> bool:
@@ -313,10 +288,7 @@ def in_this_dialect(error: ApiError) -> ApiError:
 
 
 def _refuse_unsupported(body: ResponseCreate) -> None:
-    for name, neutral in _NEUTRAL.items():
-        value = getattr(body, name)
-        if value is not None and value not in neutral:
-            raise wire.unsupported_value(name)
+    wire.require_neutral(body, _NEUTRAL)
     if body.top_logprobs and not body.shows_logprobs:
         raise invalid("top_logprobs", f"'top_logprobs' needs {LOGPROBS!r} in 'include'.")
 
@@ -332,12 +304,7 @@ def _tool(spec: dict[str, Any], path: str) -> Tool:
     wire.require_shallow(spec, path)
     if spec.get("type") != "function":
         raise invalid(f"{path}.type", f"Invalid '{path}.type': only 'function' is supported.")
-    name = spec.get("name")
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise invalid(
-            f"{path}.name",
-            f"Invalid '{path}.name': must be a string of 1 to {MAX_NAME} characters.",
-        )
+    name = wire.require_name(spec.get("name"), f"{path}.name")
     function = {key: value for key, value in spec.items() if key != "type"}
     return Tool(name, {"type": "function", "function": function}, f"{path}.parameters")
 
@@ -351,31 +318,12 @@ def _output_format(body: ResponseCreate) -> OutputFormat | None:
 
 
 def _options(body: ResponseCreate, card: ModelCard) -> GenerationOptions:
-    for index, token_id in enumerate(body.stop_token_ids or ()):
-        if not 0 <= token_id < card.vocab_size:
-            path = f"stop_token_ids[{index}]"
-            last = card.vocab_size - 1
-            raise invalid(path, f"Invalid '{path}': token ids are 0 to {last} in this model.")
-    stop = body.stop or ()
-    return GenerationOptions(
+    options = body.prompt_cache_options
+    return replace(
+        common_options(body, card),
         max_tokens=body.max_output_tokens if body.generates else 0,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=None if body.top_k is None else min(max(body.top_k, 0), card.vocab_size),
-        min_p=body.min_p,
-        seed=None if body.seed is None else body.seed & INT64,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos is True,
         logprobs=(body.top_logprobs or 0) if body.shows_logprobs else None,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
-        priority=body.priority or 0,
-        timeout_s=body.timeout,
-        salt=body.cache_salt or "",
         keep_s=kept_seconds(
-            {"ttl": body.prompt_cache_options.ttl} if body.prompt_cache_options else None,
-            body.prompt_cache_retention,
+            None if options is None else {"ttl": options.ttl}, body.prompt_cache_retention
         ),
-        cache_report=body.cache_report is True,
     )

@@ -4,7 +4,7 @@ Accepted without effect, as none of them changes an answer here: `known_fields.C
 is cached, for as long as there is room), `SHARED_HARMLESS`, `stream_options.include_obfuscation`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -13,22 +13,13 @@ from msgspec import Meta
 from engine.types import MAX_BIASES, MAX_TOP_LOGPROBS
 from service.conversation import GenerationOptions
 from service.dialects import wire
-from service.dialects.fields import (
-    INT32,
-    INT64,
-    CacheSalt,
-    MinP,
-    Penalty,
-    Priority,
-    Seed,
-    Stops,
-    StopTokens,
-    Temperature,
-    Timeout,
-    TopK,
-    TopP,
-    kept_seconds,
+from service.dialects.common import (
+    CommonBody,
+    common_options,
+    require_token_id,
+    require_token_ids,
 )
+from service.dialects.fields import INT32, kept_seconds
 from service.dialects.known_fields import CACHE_OPTIONS, KnownFields
 from service.errors import invalid
 from service.model_card import ModelCard
@@ -57,23 +48,13 @@ INSIDE_SAMPLING: Final = {
 }
 
 
-class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingBody(CommonBody, frozen=True, kw_only=True):
     """The shared part of a body; what is `Any` is refused where it asks for anything."""
 
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    seed: Seed | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
     allowed_token_ids: Annotated[list[int], Meta(min_length=1, max_length=MAX_BIASES)] | None = None
-    stop: Stops | None = None
-    stop_token_ids: StopTokens | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=INT32)] | None = None
     prompt_logprobs: NumLogprobs | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
@@ -81,13 +62,9 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    priority: Priority | None = None
     service_tier: ServiceTier | None = None
-    cache_salt: CacheSalt | None = None
-    cache_report: bool | None = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    timeout: Timeout | None = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
     use_beam_search: Any = None
@@ -156,59 +133,34 @@ def decode_sampling(
     )
 
 
-def require_token_id(token_id: int, param: str, card: ModelCard) -> None:
-    """Raises ApiError 400 unless the model has such a token."""
-    if not 0 <= token_id < card.vocab_size:
-        raise invalid(
-            param, f"Invalid '{param}': token ids are 0 to {card.vocab_size - 1} in this model."
-        )
-
-
 def _check(body: SamplingBody, card: ModelCard, max_tokens: int | None) -> None:
-    for name, neutral in _NEUTRAL.items():
-        value = getattr(body, name)
-        if value is not None and value not in neutral:
-            raise wire.unsupported_value(name)
+    wire.require_neutral(body, _NEUTRAL)
     if body.best_of not in (None, body.n or 1):
         raise wire.unsupported_value("best_of")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "'prompt_logprobs' cannot be streamed.")
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
         raise invalid("min_tokens", f"'min_tokens' is more than the {max_tokens} allowed tokens.")
-    for name in ("stop_token_ids", "allowed_token_ids"):
-        for index, token_id in enumerate(getattr(body, name) or ()):
-            require_token_id(token_id, f"{name}[{index}]", card)
+    require_token_ids(body.allowed_token_ids or (), "allowed_token_ids", card)
 
 
 def _options(
     body: SamplingBody, card: ModelCard, max_tokens: int | None, logprobs: int | None
 ) -> GenerationOptions:
-    stop = body.stop or ()
+    common = common_options(body, card)
     tier = _TIERS[body.service_tier or "auto"]
-    return GenerationOptions(
+    return replace(
+        common,
         max_tokens=max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=None if body.top_k is None else min(max(body.top_k, 0), card.vocab_size),
-        min_p=body.min_p,
-        seed=None if body.seed is None else body.seed & INT64,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos is True,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
         repetition_penalty=body.repetition_penalty,
         logit_bias=_biases(body.logit_bias or {}, card),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         min_tokens=body.min_tokens or 0,
         include_stop=body.include_stop_str_in_output is True,
         priority=tier[1] if body.priority is None else body.priority,
-        timeout_s=body.timeout,
-        salt=body.cache_salt or "",
         keep_s=kept_seconds(body.prompt_cache_options, body.prompt_cache_retention),
-        cache_report=body.cache_report is True,
     )
 
 

@@ -5,7 +5,7 @@ those of a whole body go through `known_fields` first.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -131,6 +131,22 @@ def _join(path: str, rest: str) -> str:
 def missing_parameter(param: str) -> ApiError:
     """400 for a field that must be there."""
     return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+
+
+def require_neutral(body: msgspec.Struct, neutral: Mapping[str, tuple[object, ...]]) -> None:
+    """Raises ApiError 400 for a field that asks for what this server cannot do: which of its values
+    ask for nothing, `neutral` says."""
+    for name, values in neutral.items():
+        value = getattr(body, name)
+        if value is not None and value not in values:
+            raise unsupported_value(name)
+
+
+def require_name(value: object, param: str) -> str:
+    """A name in free-form JSON. Raises ApiError 400."""
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME:
+        raise invalid(param, f"Invalid '{param}': must be a string of 1 to {MAX_NAME} characters.")
+    return value
 
 
 def unsupported_value(param: str) -> ApiError:

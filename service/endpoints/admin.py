@@ -3,8 +3,8 @@
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from engine.api import Engine, EngineError
-from service.errors import from_engine
+from engine.api import Engine
+from service.errors import asked
 from service.transport.http import send_json
 
 
@@ -41,11 +41,7 @@ class Pool:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            stats = await self._engine.stats()
-        except EngineError as error:
-            raise from_engine(error) from error
-        counts = msgspec.to_builtins(stats)
+        counts = msgspec.to_builtins(await asked(self._engine.stats()))
         await send_json(send, {**counts.pop("pool"), **counts})
 
 
@@ -56,8 +52,5 @@ class Flush:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            num_pages = await self._engine.flush()
-        except EngineError as error:
-            raise from_engine(error) from error
+        num_pages = await asked(self._engine.flush())
         await send_json(send, {"flushed_pages": num_pages})

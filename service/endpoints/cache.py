@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from engine.api import EngineError
 from engine.types import (
     ExplainPrompt,
     ExtendLease,
@@ -21,10 +20,10 @@ from engine.types import (
 from service.cache.report import summarise
 from service.dialects import wire
 from service.dialects.known_fields import KnownFields
-from service.errors import ApiError, from_engine
+from service.errors import ApiError, asked
 from service.prewarm import FIELDS, TTL_NAMES, PromptBody, Ttl, WarmBody, read_prompt, seconds, warm
 from service.services import Services
-from service.transport.http import begin_record, decode_body, read_body, send_json, while_connected
+from service.transport.http import begin_record, read_decoded, send_json, while_connected
 
 DEFAULT_TTL_S: Final = 300.0
 
@@ -52,10 +51,7 @@ class Explain:
             conversation, token_ids = await read_prompt(body, services)
             salt = body.cache_salt or ""
             call = ExplainPrompt(scope["state"]["tenant"], salt, pack_tokens(token_ids))
-            try:
-                report = await services.engine.explain(call)
-            except EngineError as error:
-                raise from_engine(error) from error
+            report = await asked(services.engine.explain(call))
             cache = summarise(report, token_ids, services.assets.vocabulary, conversation)
             fields = {"prompt_tokens": len(token_ids), "cache": cache}
             await send_json(send, {"object": "cache.explanation", **fields})
@@ -89,7 +85,7 @@ class Leases:
                 raise ApiError(501, "This engine keeps no cache.", code="no_cache")
             await send_json(send, _lease(lease))
             return
-        leases = await _ask(self._services, ListLeases(scope["state"]["tenant"]))
+        leases = await asked(self._services.engine.leases(ListLeases(scope["state"]["tenant"])))
         await send_json(send, {"object": "list", "data": [_lease(lease) for lease in leases]})
 
 
@@ -104,10 +100,11 @@ class OneLease:
         if scope["method"] == "POST":
             body = await _body(scope, receive, self._services, ExtendBody, _EXTEND_FIELDS)
             call = ExtendLease(tenant, lease_id, seconds(body.ttl))
-            lease = _found(await _ask(self._services, call), lease_id)
+            lease = _found(await asked(self._services.engine.leases(call)), lease_id)
             await send_json(send, _lease(lease))
             return
-        _found(await _ask(self._services, ReleaseLease(tenant, lease_id)), lease_id)
+        released = await asked(self._services.engine.leases(ReleaseLease(tenant, lease_id)))
+        _found(released, lease_id)
         fields = {"id": lease_id, "object": "cache.lease.deleted", "deleted": True}
         await send_json(send, fields)
 
@@ -134,15 +131,6 @@ async def _warm(
     return (leases[0] if leases else None), fields
 
 
-async def _ask(
-    services: Services, call: ListLeases | ExtendLease | ReleaseLease
-) -> tuple[LeaseInfo, ...]:
-    try:
-        return await services.engine.leases(call)
-    except EngineError as error:
-        raise from_engine(error) from error
-
-
 def _found(leases: tuple[LeaseInfo, ...], lease_id: str) -> LeaseInfo:
     if not leases:
         raise ApiError(404, f"No lease has the id {lease_id!r}.", code="lease_not_found")
@@ -152,14 +140,11 @@ def _found(leases: tuple[LeaseInfo, ...], lease_id: str) -> LeaseInfo:
 async def _body(
     scope: Scope, receive: Receive, services: Services, kind: type[Body], known: KnownFields
 ) -> Body:
-    limits = services.settings.limits
-    raw = await read_body(scope, receive, limits)
-
     def decode(data: bytes) -> Body:
         known.check(data)
         return wire.decode(data, kind)
 
-    return await decode_body(raw, decode, limits)
+    return await read_decoded(scope, receive, decode, services.settings.limits)
 
 
 def _lease(lease: LeaseInfo) -> dict[str, Any]:

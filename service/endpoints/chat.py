@@ -1,52 +1,29 @@
 """`POST /v1/chat/completions`: decode, generate, encode."""
 
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-
-from starlette.types import Receive, Scope, Send
 
 from service.choices import Choice, begin, begin_copies
 from service.dialects import chat_decode
 from service.dialects.chat_decode import ChatRequest
 from service.dialects.chat_encode import ChatStream, encode_answer
+from service.endpoints.generating import Call, Generates
 from service.endpoints.side_by_side import Begun, Dialect, answer_choices, choice_records
 from service.events import RequestRecord
-from service.services import Services
-from service.transport.http import read_request
 
 
-class ChatCompletions:
-    """The endpoint, as an ASGI application."""
+class ChatCompletions(Generates[ChatRequest]):
+    """The endpoint."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def _decode(self, body: bytes) -> ChatRequest:
+        return chat_decode.decode(body, self._services.card)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError while nothing has been answered; ClientGone if the client left."""
-        start_ns = time.monotonic_ns()
-        services = self._services
-        request = await read_request(
-            scope,
-            receive,
-            partial(chat_decode.decode, card=services.card),
-            services.settings.limits,
-            services.records,
-            operation="chat",
-            start_ns=start_ns,
-        )
-        records = choice_records(
-            scope,
-            operation="chat",
-            model=request.generation.model,
-            start_ns=start_ns,
-            stream=request.stream,
-            num_prompts=1,
-            num_per_prompt=request.n,
-        )
+    async def _answer(self, call: Call, request: ChatRequest) -> None:
+        model, stream = request.generation.model, request.stream
+        records = choice_records(call, model, stream=stream, num_prompts=1, num_each=request.n)
         begin_all = partial(self._begin, request, records)
-        await answer_choices(scope, receive, send, services, records, begin_all)
+        await answer_choices(call, self._services, records, begin_all)
 
     async def _begin(
         self, request: ChatRequest, records: Sequence[RequestRecord], stack: AsyncExitStack

@@ -1,11 +1,8 @@
 """`POST /v1/completions`: decode, tokenise, generate, encode."""
 
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-
-from starlette.types import Receive, Scope, Send
 
 from service.choices import Choice, begin, begin_copies
 from service.dialects import completions_decode
@@ -15,43 +12,30 @@ from service.dialects.completions_encode import (
     CompletionStream,
     encode_completion,
 )
+from service.endpoints.generating import Call, Generates
 from service.endpoints.side_by_side import Begun, Dialect, answer_choices, choice_records
 from service.errors import ApiError, context_exceeded, invalid
 from service.events import RequestRecord
-from service.services import Services
-from service.transport.http import read_request
 
 
-class Completions:
-    """The endpoint, as an ASGI application."""
+class Completions(Generates[CompletionRequest]):
+    """The endpoint."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    operation = "text_completion"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError while nothing has been answered; ClientGone if the client left."""
-        start_ns = time.monotonic_ns()
-        services = self._services
-        request = await read_request(
-            scope,
-            receive,
-            partial(completions_decode.decode, card=services.card),
-            services.settings.limits,
-            services.records,
-            operation="text_completion",
-            start_ns=start_ns,
-        )
+    def _decode(self, body: bytes) -> CompletionRequest:
+        return completions_decode.decode(body, self._services.card)
+
+    async def _answer(self, call: Call, request: CompletionRequest) -> None:
         records = choice_records(
-            scope,
-            operation="text_completion",
-            model=request.model,
-            start_ns=start_ns,
+            call,
+            request.model,
             stream=request.stream,
             num_prompts=len(request.prompts),
-            num_per_prompt=request.n,
+            num_each=request.n,
         )
         begin_all = partial(self._begin_all, request, records)
-        await answer_choices(scope, receive, send, services, records, begin_all)
+        await answer_choices(call, self._services, records, begin_all)
 
     async def _begin_all(
         self, request: CompletionRequest, records: Sequence[RequestRecord], stack: AsyncExitStack

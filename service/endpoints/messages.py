@@ -1,6 +1,5 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's dialect."""
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -15,18 +14,11 @@ from service.conversation import Conversation
 from service.dialects import messages_decode
 from service.dialects.messages_decode import MessagesRequest
 from service.dialects.messages_encode import MessageStream, WholeMessage
+from service.endpoints.generating import Call, Generates
 from service.errors import from_failure
-from service.events import Admitted, Completed, Event, Failed, RequestRecord
+from service.events import Admitted, Completed, Event, Failed
 from service.services import Services
-from service.transport.http import (
-    begin_record,
-    decode_body,
-    read_body,
-    read_request,
-    send_answer,
-    send_json,
-    while_connected,
-)
+from service.transport.http import read_decoded, send_answer, send_json, while_connected
 from service.transport.sse import send_events
 
 PATH = "/v1/messages"
@@ -34,28 +26,21 @@ SESSION_HEADER = "x-claude-code-session-id"
 """Names the session of an agent: used to tell traces of it together, never to allow anything."""
 
 
-class Messages:
-    """The endpoint of answers, as an ASGI application."""
+class Messages(Generates[MessagesRequest]):
+    """The endpoint of answers."""
 
     def __init__(self, services: Services) -> None:
-        self._services = services
+        super().__init__(services)
         self._fingerprints = Fingerprints()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError while nothing has been answered; ClientGone if the client left."""
-        start_ns = time.monotonic_ns()
-        services = self._services
+    def _decode(self, body: bytes) -> MessagesRequest:
+        return messages_decode.decode(body, self._services.card)
+
+    async def _answer(self, call: Call, request: MessagesRequest) -> None:
+        services, scope, send = self._services, call.scope, call.send
         limits = services.settings.limits
-        request = await read_request(
-            scope,
-            receive,
-            partial(messages_decode.decode, card=services.card),
-            limits,
-            services.records,
-            operation="chat",
-            start_ns=start_ns,
-        )
-        record = _record(scope, request, start_ns)
+        record = call.record(request.generation.model, stream=request.stream)
+        record.conversation_id = Headers(scope=scope).get(SESSION_HEADER)
 
         async def answer() -> None:
             async with aclosing(services.generator.run(request.generation, record)) as events:
@@ -70,7 +55,7 @@ class Messages:
                     whole = WholeMessage(request, services.card, first)
                     await _answer_whole(send, whole, events)
 
-        await while_connected(receive, answer, [record])
+        await while_connected(call.receive, answer, [record])
 
     def _diagnosed(self, admitted: Admitted, request: MessagesRequest, tenant: str) -> Admitted:
         """Compare the prompt with an earlier one, and keep it to be compared with, where the
@@ -115,25 +100,11 @@ class CountTokens:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError; ClientGone if the client left."""
         services = self._services
-        limits = services.settings.limits
-        raw = await read_body(scope, receive, limits)
         decode = partial(messages_decode.decode_prompt, card=services.card)
-        conversation = await decode_body(raw, decode, limits)
+        conversation = await read_decoded(scope, receive, decode, services.settings.limits)
 
         async def answer() -> None:
             prompt = await services.renderer.render(conversation)
             await send_json(send, {"input_tokens": len(prompt.token_ids)})
 
         await while_connected(receive, answer)
-
-
-def _record(scope: Scope, request: MessagesRequest, start_ns: int) -> RequestRecord:
-    record = begin_record(
-        scope,
-        operation="chat",
-        model=request.generation.model,
-        start_ns=start_ns,
-        stream=request.stream,
-    )
-    record.conversation_id = Headers(scope=scope).get(SESSION_HEADER)
-    return record

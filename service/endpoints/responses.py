@@ -21,17 +21,16 @@ from service.dialects.responses_decode import (
     decode_create,
     in_this_dialect,
 )
+from service.endpoints.generating import Call, Generates
 from service.errors import ApiError, from_failure, invalid
 from service.events import Event, Failed, RequestRecord
-from service.model_card import ModelCard
 from service.responses.listing import MAX_PAGE, Order, input_items, page
 from service.responses.store import StoredResponse
 from service.responses.turns import Origin, Turn
 from service.services import Services
 from service.transport.http import (
-    decode_body,
     read_body,
-    read_request,
+    read_decoded,
     send_answer,
     send_json,
     while_connected,
@@ -57,44 +56,36 @@ class ListQuery(msgspec.Struct, frozen=True):
     order: Order = "desc"
 
 
-class CreateResponse:
+class CreateResponse(Generates[CreateRequest]):
     """`POST /v1/responses`: JSON, events, or a response that runs by itself."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def _decode(self, body: bytes) -> CreateRequest:
+        """Raises ApiError, also for a response in the background that nobody could ever see."""
+        request = decode_create(body, self._services.card)
+        if request.body.background and request.body.store is False:
+            raise invalid("background", "A background response must be stored: leave out 'store'.")
+        return request
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError while nothing has been answered; ClientGone if the client left."""
-        arrived_ns = time.monotonic_ns()
-        limits = self._services.settings.limits
-        request = await read_request(
-            scope,
-            receive,
-            partial(_decode_attachable, card=self._services.card),
-            limits,
-            self._services.records,
-            operation="chat",
-            start_ns=arrived_ns,
-        )
-        body = request.body
+    async def _answer(self, call: Call, request: CreateRequest) -> None:
+        scope, body = call.scope, request.body
         origin = Origin(
             request_id=scope["state"]["request_id"],
             tenant=scope["state"]["tenant"],
             headers=Headers(scope=scope),
-            arrived_ns=arrived_ns,
+            arrived_ns=call.start_ns,
             received_ns=time.monotonic_ns(),
             streamed=body.stream is True,
             trace_number=scope["state"]["trace_number"],
         )
         answer = self._detached if body.background else self._attached
         try:
-            await answer(scope, receive, send, request, origin)
+            await answer(call, request, origin)
         except ApiError as error:
             raise in_this_dialect(error) from error
 
-    async def _detached(
-        self, scope: Scope, receive: Receive, send: Send, request: CreateRequest, origin: Origin
-    ) -> None:
+    async def _detached(self, call: Call, request: CreateRequest, origin: Origin) -> None:
+        scope, send = call.scope, call.send
+
         async def answer() -> None:
             stored = await self._services.responses.start(request, origin)
             if request.body.stream:
@@ -102,11 +93,10 @@ class CreateResponse:
             else:
                 await send_answer(send, 200, await self._services.responses.describe(stored))
 
-        await while_connected(receive, answer)
+        await while_connected(call.receive, answer)
 
-    async def _attached(
-        self, scope: Scope, receive: Receive, send: Send, request: CreateRequest, origin: Origin
-    ) -> None:
+    async def _attached(self, call: Call, request: CreateRequest, origin: Origin) -> None:
+        scope, send = call.scope, call.send
         records: list[RequestRecord] = []
 
         async def answer() -> None:
@@ -121,7 +111,7 @@ class CreateResponse:
                     await self._answer_whole(send, turn, first)
             records.clear()
 
-        await while_connected(receive, answer, records)
+        await while_connected(call.receive, answer, records)
 
     async def _answer_whole(self, send: Send, turn: Turn, first: Event) -> None:
         """A response whose object was not delivered is forgotten: nobody knows its id."""
@@ -137,14 +127,6 @@ class CreateResponse:
         finally:
             if not delivered:
                 self._services.responses.forget(turn.stored)
-
-
-def _decode_attachable(raw: bytes, card: ModelCard) -> CreateRequest:
-    """Raises ApiError, also for a response in the background that nobody could ever see."""
-    request = decode_create(raw, card)
-    if request.body.background and request.body.store is False:
-        raise invalid("background", "A background response must be stored: leave out 'store'.")
-    return request
 
 
 class _Stream:
@@ -240,10 +222,8 @@ class InputTokens:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError; ClientGone if the client left."""
         services = self._services
-        limits = services.settings.limits
-        raw = await read_body(scope, receive, limits)
         decode = partial(decode_create, card=services.card, kind=TokenCountBody)
-        request = await decode_body(raw, decode, limits)
+        request = await read_decoded(scope, receive, decode, services.settings.limits)
         previous = services.responses.previous(
             scope["state"]["tenant"], request.body.previous_response_id
         )

@@ -2,8 +2,8 @@
 
 from starlette.types import Receive, Scope, Send
 
-from engine.api import Engine, EngineError
-from service.errors import from_engine
+from engine.api import Engine
+from service.errors import asked
 from service.roofline import describe_machine, describe_work
 from service.transport.http import send_json
 
@@ -16,10 +16,7 @@ class Roofline:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError when the engine is gone."""
-        try:
-            stats = await self._engine.stats()
-        except EngineError as error:
-            raise from_engine(error) from error
+        stats = await asked(self._engine.stats())
         answer = {
             "object": "roofline",
             "machine": describe_machine(self._engine.info, stats),

@@ -6,13 +6,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from anyio import to_thread
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from service.choices import Choice, gather
+from service.endpoints.generating import Call
 from service.events import Event, RequestRecord
 from service.services import Services
 from service.telemetry.sinks import all_finished
-from service.transport.http import begin_record, send_answer, while_connected
+from service.transport.http import send_answer, while_connected
 from service.transport.sse import ChoiceEncoder, send_choices
 
 
@@ -38,32 +39,21 @@ class Dialect:
 
 
 def choice_records(
-    scope: Scope,
-    *,
-    operation: str,
-    model: str,
-    start_ns: int,
-    stream: bool,
-    num_prompts: int,
-    num_per_prompt: int,
+    call: Call, model: str, *, stream: bool, num_prompts: int, num_each: int
 ) -> list[RequestRecord]:
-    """The records of all generations of a request, prompt by prompt."""
-    group, num_choices = secrets.token_hex(8), num_prompts * num_per_prompt
+    """The records of all generations of a request, prompt by prompt, `num_each` of each."""
+    group, num_choices = secrets.token_hex(8), num_prompts * num_each
     records: list[RequestRecord] = []
     for choice in range(num_choices):
-        record = begin_record(
-            scope, operation=operation, model=model, start_ns=start_ns, stream=stream
-        )
+        record = call.record(model, stream=stream)
         record.choice, record.num_choices = choice, num_choices
-        record.num_per_prompt, record.group = num_per_prompt, group
+        record.num_per_prompt, record.group = num_each, group
         records.append(record)
     return records
 
 
 async def answer_choices(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
+    call: Call,
     services: Services,
     records: Sequence[RequestRecord],
     begin: Callable[[AsyncExitStack], Awaitable[tuple[Begun, Dialect]]],
@@ -78,14 +68,14 @@ async def answer_choices(
             async with AsyncExitStack() as stack:
                 begun, dialect = await begin(stack)
                 if dialect.stream is None:
-                    await _send_whole(send, begun, dialect)
+                    await _send_whole(call.send, begun, dialect)
                     return
                 encoder, limits = dialect.stream(), services.settings.limits
                 await send_choices(
-                    scope, send, begun.first, begun.choices, encoder, records, limits
+                    call.scope, call.send, begun.first, begun.choices, encoder, records, limits
                 )
 
-    await while_connected(receive, answer, records)
+    await while_connected(call.receive, answer, records)
 
 
 async def _send_whole(send: Send, begun: Begun, dialect: Dialect) -> None:

@@ -18,7 +18,7 @@ from service.dialects.known_fields import KnownFields
 from service.dialects.sampling import SHARED_HARMLESS, SamplingBody
 from service.errors import invalid
 from service.services import Services
-from service.transport.http import decode_body, read_body, send_json, while_connected
+from service.transport.http import read_decoded, send_json, while_connected
 
 MAX_CHARACTERS: Final = 1 << 20
 MAX_TOKENS: Final = 1 << 20
@@ -62,8 +62,7 @@ class Tokenize:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._services.settings.limits
-        raw = await read_body(scope, receive, limits)
-        body = await decode_body(raw, _decode, limits)
+        body = await read_decoded(scope, receive, _decode, limits)
         if body.model is not None:
             self._services.card.require(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -104,8 +103,8 @@ class Detokenize:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._services.settings.limits
-        raw = await read_body(scope, receive, limits)
-        body = await decode_body(raw, partial(wire.decode, kind=DetokenizeBody), limits)
+        decode = partial(wire.decode, kind=DetokenizeBody)
+        body = await read_decoded(scope, receive, decode, limits)
         if body.model is not None:
             self._services.card.require(body.model)
 

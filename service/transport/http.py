@@ -14,7 +14,6 @@ from service.config import Limits
 from service.dialects import wire
 from service.errors import ApiError, openai_error
 from service.events import RequestRecord
-from service.telemetry.sinks import RecordSink, finish_refused
 
 T = TypeVar("T")
 
@@ -69,24 +68,11 @@ async def decode_body(body: bytes, decode: Callable[[bytes], T], limits: Limits)
     return await anyio.to_thread.run_sync(decode_large)
 
 
-async def read_request(
-    scope: Scope,
-    receive: Receive,
-    decode: Callable[[bytes], T],
-    limits: Limits,
-    sink: RecordSink,
-    *,
-    operation: str,
-    start_ns: int,
+async def read_decoded(
+    scope: Scope, receive: Receive, decode: Callable[[bytes], T], limits: Limits
 ) -> T:
-    """A generation's request; one that is refused is told to `sink`. Raises as `read_body` and
-    `decode` do."""
-    try:
-        return await decode_body(await read_body(scope, receive, limits), decode, limits)
-    except ApiError as error:
-        record = begin_record(scope, operation=operation, model="", start_ns=start_ns, stream=False)
-        finish_refused(sink, record, error)
-        raise
+    """The body as what it says. Raises as `read_body` and `decode` do."""
+    return await decode_body(await read_body(scope, receive, limits), decode, limits)
 
 
 async def send_answer(
