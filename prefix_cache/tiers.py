@@ -10,35 +10,24 @@ A page is in one tier at a time: on the device, on disk, or on its way back, whe
 nothing else leads to it. Only `read` may be called on another thread.
 """
 
-import errno
-import logging
-import mmap
-import os
-import secrets
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from prefix_cache.key import Namespace
+from prefix_cache.page_file import PageFile
 from prefix_cache.radix_tree import Node, RadixForest, TokenIds
 
 _FIRST_GUESS_BYTES_PER_MS: Final = 1e6
 _WEIGHT: Final = 0.1
-_FILES: Final = "disk-"
 _MOST_ROOTS: Final = 65_536
 """Namespaces, salts among them; with one more, all begins anew."""
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-_log = logging.getLogger(__name__)
 
 
 class Device(Protocol):
@@ -81,8 +70,8 @@ class DiskBook(msgspec.Struct, frozen=True):
 
 
 class DiskTier:
-    """Pages in one file. It has no name, and the system frees it with the process, unless it is to
-    be kept: then a snapshot has its book, and the next process may take it over.
+    """Which pages are in the file, and what leads to them. Of a file that is kept, a snapshot has
+    the book, and the next process may take both over.
 
     The longest kept go first when it is full, each with all that only it leads to.
     """
@@ -106,14 +95,8 @@ class DiskTier:
             raise ValueError(f"{num_bytes} bytes hold no page of {page_bytes}")
         self._device = device
         self._page_size = page_size
-        self._page_bytes = page_bytes
         self._clock_s = clock_s
-        self._path: Path | None = None
-        if keep and folder is not None:
-            self._path = folder / f"{_FILES}{secrets.token_hex(8)}"
-        self._map(self._open(folder), num_slots * page_bytes)
-        self._free = list(range(num_slots))
-        self._without_room: list[int] = []
+        self.file = PageFile(num_slots, page_bytes, folder, keep=keep)
         self._ids = np.zeros(num_device_pages, dtype=np.int64)
         self._next_id = 1
         self._roots: dict[Namespace, int] = {}
@@ -128,19 +111,6 @@ class DiskTier:
 
     def __len__(self) -> int:
         return len(self._records)
-
-    def _open(self, folder: Path | None) -> IO[bytes]:
-        if self._path is None:
-            return tempfile.TemporaryFile(dir=folder)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        return os.fdopen(descriptor, "r+b")
-
-    def _map(self, file: IO[bytes], num_bytes: int) -> None:
-        with file:
-            file.truncate(num_bytes)
-            self._memory = mmap.mmap(file.fileno(), num_bytes)
-            self._file = os.dup(file.fileno())
-            weakref.finalize(self._memory, os.close, self._file)
 
     @property
     def page_ms(self) -> float:
@@ -195,14 +165,10 @@ class DiskTier:
     def read(self, page: DiskPage) -> bytes | None:
         """What a page on its way holds; None where that is not what was written. May be called on
         any thread, which waits for the disk alone."""
-        place = page.slot * self._page_bytes
-        buffer = np.empty(self._page_bytes, dtype=np.uint8)
         start_s = self._clock_s()
-        np.copyto(buffer, np.frombuffer(self._memory, np.uint8, self._page_bytes, place))
-        data = buffer.tobytes()
-        good = xxhash.xxh3_64_intdigest(data) == page.checksum
+        data = self.file.read(page.slot, page.checksum)
         self._read_ms += _WEIGHT * ((self._clock_s() - start_s) * 1e3 - self._read_ms)
-        return data if good else None
+        return data
 
     def note_import(self, page_ms: float) -> None:
         """What it lately took to put a page that was read into the device's memory."""
@@ -221,7 +187,7 @@ class DiskTier:
         if not self.is_current(pages):
             return
         for page, device_page in zip(pages, device_pages, strict=False):
-            self._free.append(self._returning.pop(page.id))
+            self.file.give_back(self._returning.pop(page.id))
             known = int(self._ids[device_page])
             if known:  # computed meanwhile, and known by another id
                 self._adopt(page.id, known)
@@ -230,7 +196,7 @@ class DiskTier:
         self.num_restored += len(device_pages)
         self.num_damaged += damaged
         for page in pages[len(device_pages) :]:
-            self._free.append(self._returning.pop(page.id))
+            self.file.give_back(self._returning.pop(page.id))
             self._orphan(page.id)
 
     def count_below(self, namespace: Namespace, pages: NDArray[np.int64], most: int) -> int:
@@ -252,12 +218,12 @@ class DiskTier:
     def book(self, names: dict[Namespace, int]) -> DiskBook | None:
         """What a kept file holds now, all of it written; None where none is kept. Namespaces that
         `names` lacks are added to it."""
-        if self._path is None:
+        if self.file.name is None:
             return None
-        self._memory.flush()
+        self.file.flush()
         return DiskBook(
-            self._path.name,
-            len(self._memory) // self._page_bytes,
+            self.file.name,
+            self.file.num_slots,
             self._next_id,
             tuple((names.setdefault(n, len(names)), each) for n, each in self._roots.items()),
             tuple(
@@ -274,25 +240,14 @@ class DiskTier:
         """Go on with the file of a former tier, while this one is empty; why not, or "". The file
         gets a new name: a book that is older than what is in it leads nowhere. `know` is to be
         told of device pages, then `settle`."""
-        if self._path is None or not book.file.startswith(_FILES) or "/" in book.file:
-            return "its file is none of a disk tier"
-        former, num_bytes = self._path.with_name(book.file), len(self._memory)
-        if book.num_slots * self._page_bytes != num_bytes:
-            return f"its file has room for {book.num_slots} pages, --cache-disk for another number"
-        try:
-            if former.stat().st_size != num_bytes:
-                return "its file is cut off"
-            former.replace(self._path)
-            self._map(self._path.open("r+b"), num_bytes)
-        except OSError as error:
-            return f"its file cannot be read: {error.strerror or error}"
+        if why_not := self.file.take_over(book.file, book.num_slots):
+            return why_not
         self._next_id = book.next_id
         self._roots = {names[place]: each for place, each in book.roots}
         for each, parent, tokens, slot, checksum in book.records:
             self._records[each] = _Record(parent, tokens, slot, checksum)
             self._below.setdefault(parent, {})[tokens] = each
-        used = {record.slot for record in self._records.values()}
-        self._free = [slot for slot in self._free if slot not in used]
+        self.file.use(record.slot for record in self._records.values())
         return ""
 
     def know(self, page: int, own: int) -> None:
@@ -311,16 +266,12 @@ class DiskTier:
         lost = [each for each in self._records if each not in seen]
         for each in lost:
             self._forget(each)
-        if self._path is not None:
-            for left in self._path.parent.glob(f"{_FILES}*"):
-                if left != self._path and not left.is_dir():
-                    left.unlink(missing_ok=True)
+        self.file.remove_others()
         return len(lost)
 
     def clear(self) -> None:
         """Forget everything on disk, and what leads there from the device."""
-        self._free = list(range(len(self._memory) // self._page_bytes))
-        self._without_room.clear()
+        self.file.clear()
         self._records.clear()
         self._below.clear()
         self._returning.clear()
@@ -331,8 +282,8 @@ class DiskTier:
     def differences(self) -> Iterator[str]:
         """Every way in which the tier's own books disagree."""
         slots = [record.slot for record in self._records.values()]
-        slots += [*self._returning.values(), *self._free, *self._without_room]
-        if sorted(slots) != list(range(len(self._memory) // self._page_bytes)):
+        slots += [*self._returning.values(), *self.file.unused()]
+        if sorted(slots) != list(range(self.file.num_slots)):
             yield "disk: a slot is lost, or held twice"
         linked = {
             (parent, tokens): each
@@ -392,40 +343,20 @@ class DiskTier:
         if slot is None:
             self._orphan(own)
             return 0
-        data = self._device.export_page(page)
-        self._memory[slot * self._page_bytes : (slot + 1) * self._page_bytes] = data
-        checksum = xxhash.xxh3_64_intdigest(data)
+        checksum = self.file.write(slot, self._device.export_page(page))
         self._records[own] = _Record(parent, tokens, slot, checksum)
         self._below.setdefault(parent, {})[tokens] = own
         return own
 
     def _take_slot(self, *kept: int) -> int | None:
         """A place for a page, if need be that of the page kept longest; never one of these."""
-        if not self._free:
-            self._make_room(*kept)
-        elif not self._reserve(self._free[-1]):
-            self._without_room.append(self._free.pop())
-            num_free = len(self._free)
-            self._make_room(*kept)
-            if len(self._free) == num_free:
-                return None
-        return self._free.pop() if self._free else None
+        slot = self.file.take()
+        if slot is None and self._make_room(*kept):
+            slot = self.file.take()
+        return slot
 
-    def _reserve(self, slot: int) -> bool:
-        """Whether the file system has room for a place of the file. The file is sparse: to write
-        where there is none would end the process by SIGBUS."""
-        try:
-            os.posix_fallocate(self._file, slot * self._page_bytes, self._page_bytes)
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                return True  # it cannot say
-            if not self._without_room:
-                _log.warning("the second tier keeps only what fits: %s", error.strerror)
-            return False
-        return True
-
-    def _make_room(self, *kept: int) -> None:
-        """Drop the page kept longest, but none that leads to one of these."""
+    def _make_room(self, *kept: int) -> bool:
+        """Drop the page kept longest, but none that leads to one of these; whether there is one."""
         spared = set(kept)
         for each in kept:
             while (record := self._records.get(each)) is not None:
@@ -434,6 +365,7 @@ class DiskTier:
         oldest = next((each for each in self._records if each not in spared), None)
         if oldest is not None:
             self._drop(oldest)
+        return oldest is not None
 
     def _adopt(self, own: int, known: int) -> None:
         """What goes on from a page goes on from its twin on disk."""
@@ -460,7 +392,7 @@ class DiskTier:
 
     def _forget(self, own: int) -> None:
         """Take a page out, and its place is free; what goes on from it stays."""
-        self._free.append(self._unlink(own).slot)
+        self.file.give_back(self._unlink(own).slot)
 
     def _unlink(self, own: int) -> _Record:
         """Take a page out of the books."""

@@ -29,9 +29,9 @@ def engine_request(
 ) -> EngineRequest:
     """What the engine is to do; the record gets the options that it will have.
 
-    `grammar` is what the answer must follow, `prediction` are the packed ids that are expected,
-    `shown_token_ids` are special tokens that it may
-    show, `weight` is the tenant's. Raises ApiError 400 `context_length_exceeded`.
+    `grammar` is what the answer must follow, `prediction` are the packed ids that are expected of
+    it, `shown_token_ids` are special tokens that it may show, `weight` is the tenant's. Raises
+    ApiError 400 `context_length_exceeded`.
     """
     options, token_ids = request.options, prompt.token_ids
     sampling = _sampling(options, len(token_ids), info)

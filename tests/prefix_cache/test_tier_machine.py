@@ -75,7 +75,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 19))
     def damage(self, which: int) -> None:
-        self.machine.tier._memory[which % self.num_slots * PAGE_BYTES] ^= 1
+        self.machine.tier.file.memory[which % self.num_slots * PAGE_BYTES] ^= 1
 
     @rule(name=names, prompt=runs)
     def lease(self, name: Namespace, prompt: Runs) -> None:

@@ -173,7 +173,7 @@ def test_a_damaged_page_ends_what_comes_back() -> None:
         for record in machine.tier._records.values()
         if record.tokens == as_array(ONE[20:24]).tobytes()
     ]
-    machine.tier._memory[second[0].slot * PAGE_BYTES] ^= 1
+    machine.tier.file.memory[second[0].slot * PAGE_BYTES] ^= 1
     assert machine.restore(A, ONE) == 4
     assert (machine.tier.num_damaged, machine.tier.num_restored) == (1, 1)
     assert machine.keep(A, ONE) == 20
