@@ -17,6 +17,7 @@ from prefix_cache.explain import Explanation, explain
 from prefix_cache.holds import Holds
 from prefix_cache.key import Namespace
 from prefix_cache.lease import Lease, LeaseBook, LeaseBudget
+from prefix_cache.leases import Leases
 from prefix_cache.page_pool import CacheError, PageIds, PagePool, PoolCounts
 from prefix_cache.page_table import PageTable
 from prefix_cache.radix_tree import Match, Node, RadixForest, Root, TokenIds
@@ -85,7 +86,8 @@ class PrefixCache:
         self._evictor = Evictor(self._pool, self._forest, self._policy, self._evicted)
         self.events = EventLog(page_size)
         self._evictor.on_cut.append(self.events.removed)
-        self._leases = LeaseBook(self._pool, budget or LeaseBudget.of(num_pages))
+        book = LeaseBook(self._pool, budget or LeaseBudget.of(num_pages))
+        self.leases = Leases(book, self._forest, self._evictor, self.events, clock)
         self._tier: DiskTier | None = None
         self._tables: set[PageTable] = set()
         self.evicted_for_room = 0
@@ -108,8 +110,7 @@ class PrefixCache:
         capacity = len(tokens) // self.page_size + 1
         table = PageTable(namespace, found.runs, length, origin, capacity)
         self._hold(table.page_ids, full)
-        if len(self._leases):
-            self._leases.refresh(table.page_ids[:full], self.clock())
+        self.leases.refresh(table.page_ids[:full])
         self._tables.add(table)
         why = self._explain(namespace, tokens, found, eviction)
         return PrefixMatch(table, length, why)
@@ -258,57 +259,6 @@ class PrefixCache:
         refs = self._pool.refs
         return int(np.count_nonzero(refs[own] == 1) + np.count_nonzero(refs[held] == 0))
 
-    def lease(self, namespace: Namespace, token_ids: TokenIds, ttl_s: float) -> Lease | None:
-        """Hold the whole pages of a prefix for `ttl_s` from now, and from each later hit, as far
-        as they are in the tree now and the tenant's budget goes; None where that is no page.
-
-        A lease of the same pages is prolonged instead. Pages beyond the lease may be evicted.
-        """
-        now_s = self.clock()
-        self.expire()
-        found = self._forest.match(namespace, _as_tokens(token_ids))
-        whole = found.pages[: found.num_tokens // self.page_size]
-        lease = self._leases.grant(namespace, whole, len(token_ids), ttl_s, now_s)
-        if lease is not None:
-            self.events.leased(lease, self.lease_tokens, ended=False)
-        return lease
-
-    def leases(self, tenant: str) -> list[Lease]:
-        """The tenant's leases that hold now, the first granted first."""
-        self.expire()
-        return self._leases.of(tenant)
-
-    def extend_lease(self, tenant: str, lease_id: str, ttl_s: float) -> Lease | None:
-        """Let a lease of the tenant end `ttl_s` from now; None where it has none of this id."""
-        self.expire()
-        lease = self._leases.find(tenant, lease_id)
-        if lease is not None:
-            self._leases.prolong(lease, ttl_s, self.clock())
-        return lease
-
-    def release_lease(self, tenant: str, lease_id: str) -> Lease | None:
-        """End a lease of the tenant; None where it has none of this id."""
-        lease = self._leases.find(tenant, lease_id)
-        if lease is not None:
-            self._end_lease(lease)
-        return lease
-
-    def count_leases(self) -> tuple[int, int, int]:
-        """Leases, the pages that they hold, each once, and their tenants; see `expire`."""
-        return len(self._leases), self._leases.num_pages, self._leases.num_tenants
-
-    def all_leases(self) -> list[Lease]:
-        """Every tenant's leases."""
-        self.expire()
-        return list(self._leases)
-
-    def lease_tokens(self, lease: Lease) -> TokenIds:
-        """The tokens of the pages that a lease holds."""
-        node = self._forest.node_of(int(lease.pages[-1]))
-        assert node is not None
-        num_tokens = len(lease.pages) * self.page_size
-        return self._forest.path_tokens(node, node.num_tokens)[:num_tokens]
-
     def roots(self) -> list[tuple[Namespace, Root]]:
         """The trees, to be read only."""
         return list(self._forest.roots.items())
@@ -330,21 +280,6 @@ class PrefixCache:
     def tick(self) -> int:
         """How many requests have ended, as `Use.tick` counts them."""
         return self._evictor.tick
-
-    def expire(self) -> int:
-        """End the leases whose time has passed; how many. O(1) when none has."""
-        ended = self._leases.expired(self.clock())
-        for lease in ended:
-            self._end_lease(lease)
-        return len(ended)
-
-    def break_lease(self) -> Lease | None:
-        """End the lease that has least time left, for a request that could never run beside it;
-        None where there is none."""
-        lease = self._leases.first_to_expire()
-        if lease is not None:
-            self._end_lease(lease)
-        return lease
 
     def flush(self) -> int:
         """Drop all cached pages, those on disk too; how many of the device. Leased ones stay."""
@@ -370,7 +305,7 @@ class PrefixCache:
         Raises AuditError naming every difference.
         """
         differences = find_differences(
-            self._pool, self._forest, self._evictor, self._tables, self._leases
+            self._pool, self._forest, self._evictor, self._tables, self.leases.book
         )
         if self._tier is not None:
             differences += self._tier.differences()
@@ -389,13 +324,6 @@ class PrefixCache:
             None if eviction is None else self.clock() - eviction.evicted_s,
         )
 
-    def _end_lease(self, lease: Lease) -> None:
-        self.events.leased(lease, self.lease_tokens, ended=True)
-        self._leases.end(lease)
-        node = self._forest.node_of(int(lease.pages[-1]))
-        if node is not None:
-            self._evictor.offer(node)
-
     def repair(self) -> Repair:
         """Audit, and where the books disagree drop the subtrees that are wrong, with their leases,
         and count the rest anew; only while no table lives (CacheError). What the second tier has
@@ -408,7 +336,7 @@ class PrefixCache:
             differences = error.differences
         else:
             return Repair((), 0)
-        num_pages = drop_bad_subtrees(self._pool, self._forest, self._evictor, self._leases)
+        num_pages = drop_bad_subtrees(self._pool, self._forest, self._evictor, self.leases.book)
         if self._tier is not None:
             self._tier.clear()
         self.events.resync()

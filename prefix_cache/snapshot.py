@@ -124,11 +124,11 @@ def save(
     leases = [
         _Leased(
             names[lease.namespace],
-            _packed(cache.lease_tokens(lease)),
+            _packed(cache.leases.tokens(lease)),
             lease.ttl_s,
             lease.expires_s - now_s,
         )
-        for lease in cache.all_leases()
+        for lease in cache.leases.all()
     ]
     disk = None if tier is None else tier.book(names)
     manifest = _Manifest(
@@ -282,7 +282,7 @@ class _Loader:
         tokens = np.frombuffer(lease.tokens, dtype="<i4").astype(np.int32)
         if lease.remaining_s <= 0:
             return False
-        granted = self._cache.lease(self._namespace(lease.name), tokens, lease.ttl_s)
+        granted = self._cache.leases.grant(self._namespace(lease.name), tokens, lease.ttl_s)
         if granted is None:
             return False
         granted.expires_s = self._cache.clock() + lease.remaining_s

@@ -67,11 +67,11 @@ class CacheDesk:
                 # A request computes its last token in any case, for its logits.
                 return _report(found, max(0, min(found.num_matched, len(tokens) - 1)), 0)
             case ListLeases(tenant):
-                return tuple(map(self._info, self.cache.leases(tenant)))
+                return tuple(map(self._info, self.cache.leases.of(tenant)))
             case ExtendLease(tenant, lease_id, ttl_s):
-                lease = self.cache.extend_lease(tenant, lease_id, ttl_s)
+                lease = self.cache.leases.extend(tenant, lease_id, ttl_s)
             case ReleaseLease(tenant, lease_id):
-                lease = self.cache.release_lease(tenant, lease_id)
+                lease = self.cache.leases.release(tenant, lease_id)
         return () if lease is None else (self._info(lease),)
 
     def take_events(self) -> tuple[CacheEventInfo, ...]:
@@ -93,7 +93,7 @@ class CacheDesk:
         if asked.num_tokens >= 0:
             num_tokens = min(num_tokens, asked.num_tokens)
         prefix = request.token_ids[:num_tokens]
-        lease = self.cache.lease(request.namespace, prefix, asked.ttl_s)
+        lease = self.cache.leases.grant(request.namespace, prefix, asked.ttl_s)
         if lease is None:
             return LeaseInfo("", 0, num_tokens, asked.ttl_s, 0.0, salt=request.namespace.salt)
         return self._info(lease)

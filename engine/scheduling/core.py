@@ -166,7 +166,7 @@ class EngineCore:
 
     def step(self, meanwhile: Callable[[], None] = do_nothing) -> Sequence[EngineEvent]:
         now_ns = self._clock_ns()
-        self._cache.expire()
+        self._cache.leases.expire()
         self._idle_audit.run_if_due(now_ns, is_idle=not (self._live or self._restores))
         events: list[EngineEvent] = [*self._refused]
         self._refused.clear()
@@ -201,7 +201,7 @@ class EngineCore:
         return events
 
     def stats(self) -> EngineStats:
-        self._cache.expire()
+        self._cache.leases.expire()
         self._learn()
         totals, meter = self._totals, self._meter
         running = self._scheduler.running
@@ -240,7 +240,7 @@ class EngineCore:
             num_audits=self._idle_audit.num_audits,
             num_audit_differences=self._idle_audit.num_differences,
             num_quarantined_pages=self._idle_audit.num_quarantined_pages,
-            leases=LeaseStats(*self._cache.count_leases()),
+            leases=LeaseStats(*self._cache.leases.count()),
             scheduling=self._scheduler.stats(self._clock_ns()),
         )
 

@@ -263,7 +263,7 @@ class Scheduler:
             return
         if request.status is RequestStatus.RUNNING:
             self._put_back(request, now_ns)
-        elif not self.running and self._cache.break_lease() is None:
+        elif not self.running and self._cache.leases.break_one() is None:
             plan.hopeless.append(request)
 
     def _extend(

@@ -110,7 +110,7 @@ class Server:
         return child
 
     def lease(self, name: Namespace, tokens: list[int], ttl_s: float) -> Lease | None:
-        lease = self.cache.lease(name, as_array(tokens), ttl_s)
+        lease = self.cache.leases.grant(name, as_array(tokens), ttl_s)
         if lease is not None:
             self.leased[lease.id] = tokens[: len(lease.pages) * self.page_size]
         return lease
@@ -129,7 +129,7 @@ class Server:
             sources = {copy.dst: copy.src for copy in sequence.copies}
             pages = [sources.get(page, page) for page in table.pages]
             self._check_slots(table.namespace, sequence.tokens[: table.num_tokens], pages)
-        for lease in self.cache._leases:
+        for lease in self.cache.leases.book:
             tokens = self.leased[lease.id]
             assert self.cache.peek(lease.namespace, as_array(tokens)) == len(tokens)
             self._check_slots(lease.namespace, tokens, lease.pages.tolist())

@@ -85,13 +85,13 @@ def add_empty_tree(server: Server) -> None:
 
 
 def forget_lease(server: Server) -> None:
-    lease = server.cache.lease(A, as_array([]), 60)
+    lease = server.cache.leases.grant(A, as_array([]), 60)
     assert lease is None
     server.cache._pool.pin(server.live[0].table.page_ids[:1])
 
 
 def lease_of_foreign_pages(server: Server) -> None:
-    lease = server.cache.lease(A, as_array([1, 2, 3, 4]), 60)
+    lease = server.cache.leases.grant(A, as_array([1, 2, 3, 4]), 60)
     assert lease is not None
     server.cache._pool.unpin(lease.pages)
     lease.pages[:] = server.live[0].table.pages[1]
@@ -162,8 +162,8 @@ def test_what_is_wrong_is_dropped_and_the_rest_serves_on(
     counts = server.cache.audit()
     assert counts.referenced == 0
     assert kept is not None
-    assert counts.pinned == sum(len(each.pages) for each in server.cache.leases("a"))
-    server.leased = {each.id: server.leased[each.id] for each in server.cache.leases("a")}
+    assert counts.pinned == sum(len(each.pages) for each in server.cache.leases.of("a"))
+    server.leased = {each.id: server.leased[each.id] for each in server.cache.leases.of("a")}
     server.check()
     for tokens in ([1, 2, 3, 4, 5, 6, 7], [9, 9, 9, 9], [4] * 30):
         sequence = server.start(A, tokens)

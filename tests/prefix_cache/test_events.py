@@ -59,7 +59,7 @@ def test_leases_are_told_with_their_pages() -> None:
     server.cache.events.watched = True
     lease = server.lease(A, [1] * 10, 60)
     assert lease is not None
-    server.cache.release_lease("a", lease.id)
+    server.cache.leases.release("a", lease.id)
     granted, ended = server.cache.events.take()
     names = tuple(page_names(A, as_array([1] * 8), P))
     assert (granted.kind, granted.pages, granted.lease_id) == (EventKind.LEASED, names, lease.id)

@@ -65,9 +65,9 @@ def test_a_leased_prefix_stays_and_what_follows_it_may_go(server: Server) -> Non
 def test_a_lease_ends_when_its_time_has_passed(server: Server, clock: Clock) -> None:
     server.lease(A, PROMPT, 60)
     clock.now_s += 59
-    assert server.cache.expire() == 0
+    assert server.cache.leases.expire() == 0
     clock.now_s += 1
-    assert server.cache.expire() == 1
+    assert server.cache.leases.expire() == 1
     assert server.cache.audit().pinned == 0
     assert server.cache.flush() == 4
 
@@ -81,7 +81,7 @@ def test_a_hit_that_reaches_its_end_renews_it(server: Server, clock: Clock) -> N
     server.release(server.start(A, PROMPT))
     assert (lease.expires_s, lease.num_hits) == (210, 1)
     clock.now_s += 59
-    assert server.cache.leases("a") == [lease]
+    assert server.cache.leases.of("a") == [lease]
 
 
 def test_a_budget_grants_in_part_from_the_beginning(server: Server) -> None:
@@ -105,22 +105,22 @@ def test_pages_held_twice_count_once(server: Server) -> None:
     assert server.cache.stats().pinned == 3
     keep(server, [9, 9])
     assert server.lease(A, [9, 9], 60) is not None
-    server.cache.release_lease("a", long.id)
+    server.cache.leases.release("a", long.id)
     assert server.cache.audit().pinned == 3
-    server.cache.release_lease("a", short.id)
+    server.cache.leases.release("a", short.id)
     assert server.cache.audit().pinned == 1
 
 
 def test_leases_their_pages_and_their_tenants_are_counted(server: Server, clock: Clock) -> None:
-    assert server.cache.count_leases() == (0, 0, 0)
+    assert server.cache.leases.count() == (0, 0, 0)
     for name, length in (("a", 2), ("a", 1), ("b", 1)):
         tokens = list(range(length * P))
         keep(server, tokens, name)
-        assert server.cache.lease(namespace(name), as_array(tokens), 300) is not None
-    assert server.cache.count_leases() == (3, 3, 2)
+        assert server.cache.leases.grant(namespace(name), as_array(tokens), 300) is not None
+    assert server.cache.leases.count() == (3, 3, 2)
     clock.now_s += 301
-    server.cache.expire()
-    assert server.cache.count_leases() == (0, 0, 0)
+    server.cache.leases.expire()
+    assert server.cache.leases.count() == (0, 0, 0)
 
 
 def test_the_same_prefix_is_leased_once_and_prolonged(server: Server, clock: Clock) -> None:
@@ -136,13 +136,13 @@ def test_the_same_prefix_is_leased_once_and_prolonged(server: Server, clock: Clo
 def test_only_its_tenant_finds_a_lease(server: Server) -> None:
     lease = server.lease(A, PROMPT, 60)
     assert lease is not None
-    assert server.cache.leases("b") == []
-    assert server.cache.extend_lease("b", lease.id, 900) is None
-    assert server.cache.release_lease("b", lease.id) is None
-    assert server.cache.extend_lease("a", lease.id, 900) is lease
+    assert server.cache.leases.of("b") == []
+    assert server.cache.leases.extend("b", lease.id, 900) is None
+    assert server.cache.leases.release("b", lease.id) is None
+    assert server.cache.leases.extend("a", lease.id, 900) is lease
     assert lease.expires_s == 1000
-    assert server.cache.release_lease("a", lease.id) is lease
-    assert server.cache.release_lease("a", lease.id) is None
+    assert server.cache.leases.release("a", lease.id) is lease
+    assert server.cache.leases.release("a", lease.id) is None
 
 
 def test_what_runs_and_is_leased_is_referenced_then_pinned(server: Server) -> None:
@@ -159,15 +159,15 @@ def test_the_one_with_least_time_is_broken_first(server: Server) -> None:
     keep(server, [9, 9])
     server.lease(A, PROMPT[:4], 60)
     short = server.lease(A, [9, 9], 5)
-    assert server.cache.break_lease() is short
-    assert server.cache.break_lease() is not None
-    assert server.cache.break_lease() is None
+    assert server.cache.leases.break_one() is short
+    assert server.cache.leases.break_one() is not None
+    assert server.cache.leases.break_one() is None
     assert server.cache.audit().pinned == 0
 
 
 def test_pages_without_a_lease_are_not_let_go(server: Server) -> None:
     lease = server.lease(A, PROMPT, 60)
     assert lease is not None
-    server.cache.release_lease("a", lease.id)
+    server.cache.leases.release("a", lease.id)
     with pytest.raises(CacheError, match="no lease to end"):
         server.cache._pool.unpin(lease.pages)

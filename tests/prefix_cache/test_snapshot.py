@@ -98,13 +98,13 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 def test_leases_come_back_with_the_time_they_had_left(tmp_path: Path) -> None:
     before = filled()
-    lease = before.cache.lease(A, as_array(LONG), 100)
+    lease = before.cache.leases.grant(A, as_array(LONG), 100)
     assert lease is not None
     before.now_s += 40
     before.save(tmp_path)
     after = Memory(now_s=9000.0)
     assert after.load(tmp_path).num_leases == 1
-    (held,) = after.cache.leases("a")
+    (held,) = after.cache.leases.of("a")
     assert (len(held.pages), held.ttl_s, held.expires_s) == (4, 100, 9060)
 
 

@@ -133,32 +133,34 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(name=names, prompt=runs, ttl_s=st.integers(1, 5))
     def lease(self, name: Namespace, prompt: Runs, ttl_s: int) -> None:
         tokens = tokens_of(prompt)
-        budget = self.server.cache._leases._budget
+        budget = self.server.cache.leases.book._budget
         found = self.server.cache.peek(name, as_array(tokens))
         lease = self.server.lease(name, tokens, ttl_s)
         mine = {
-            page for each in self.server.cache.leases(name.tenant) for page in each.pages.tolist()
+            page
+            for each in self.server.cache.leases.of(name.tenant)
+            for page in each.pages.tolist()
         }
         assert len(mine) <= budget.tenant_pages
-        assert self.server.cache._leases.num_pages <= budget.total_pages
+        assert self.server.cache.leases.book.num_pages <= budget.total_pages
         assert lease is None or len(lease.pages) <= found // self.page_size
         if lease is not None and found == len(tokens) and len(mine) < budget.tenant_pages:
-            full = self.server.cache._leases.num_pages == budget.total_pages
+            full = self.server.cache.leases.book.num_pages == budget.total_pages
             assert full or len(lease.pages) == found // self.page_size
 
     @rule(name=names, which=picks)
     def end_lease(self, name: Namespace, which: int) -> None:
-        leases = self.server.cache.leases(name.tenant)
+        leases = self.server.cache.leases.of(name.tenant)
         if leases:
             lease = leases[which % len(leases)]
-            assert self.server.cache.release_lease("nobody", lease.id) is None
-            assert self.server.cache.release_lease(name.tenant, lease.id) is lease
+            assert self.server.cache.leases.release("nobody", lease.id) is None
+            assert self.server.cache.leases.release(name.tenant, lease.id) is lease
 
     @rule(passed_s=st.integers(1, 3))
     def time_passes(self, passed_s: int) -> None:
         self.now_s += passed_s
-        due = sum(each.expires_s <= self.now_s for each in self.server.cache._leases)
-        assert self.server.cache.expire() == due
+        due = sum(each.expires_s <= self.now_s for each in self.server.cache.leases.book)
+        assert self.server.cache.leases.expire() == due
 
     # Where each match must be exact, the oracle does not know what outlives a flush.
     @precondition(
@@ -182,7 +184,7 @@ class CacheMachine(RuleBasedStateMachine):
         for sequence in list(self.server.live):
             self.server.release(sequence)
         self.server.check()
-        while self.server.cache.break_lease():
+        while self.server.cache.leases.break_one():
             self.server.check()
         self.server.cache.flush()
         assert self.server.cache.audit().free == self.num_pages

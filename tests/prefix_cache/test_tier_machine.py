@@ -79,12 +79,12 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(name=names, prompt=runs)
     def lease(self, name: Namespace, prompt: Runs) -> None:
-        self.machine.cache.lease(name, as_array(tokens_of(prompt)), 60)
+        self.machine.cache.leases.grant(name, as_array(tokens_of(prompt)), 60)
 
     @rule(name=names)
     def end_lease(self, name: Namespace) -> None:
-        for lease in self.machine.cache.leases(name.tenant)[:1]:
-            self.machine.cache.release_lease(name.tenant, lease.id)
+        for lease in self.machine.cache.leases.of(name.tenant)[:1]:
+            self.machine.cache.leases.release(name.tenant, lease.id)
 
     @rule()
     def flush(self) -> None:
@@ -111,7 +111,7 @@ class TierMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         while self.open:
             self.give_up(0)
-        while self.machine.cache.break_lease():
+        while self.machine.cache.leases.break_one():
             self.machine.cache.audit()
         self.machine.cache.flush()
         assert self.machine.cache.audit().free == self.machine.num_pages

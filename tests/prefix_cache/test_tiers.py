@@ -238,11 +238,11 @@ def test_long_walks(num_pages: int, num_slots: int) -> None:
             name = A if rng.random() < 0.8 else B
             num_found += machine.keep(name, tokens)
             if rng.random() < 0.02:
-                machine.cache.expire()
+                machine.cache.leases.expire()
                 machine.cache.flush()
                 machine.published.clear()
             if rng.random() < 0.05:
-                machine.cache.lease(name, as_array(tokens), 1e-9)
+                machine.cache.leases.grant(name, as_array(tokens), 1e-9)
         assert machine.tier.num_restored > 0
     assert num_found
 
@@ -259,7 +259,7 @@ def test_walks_with_restarts(tmp_path: Path) -> None:
             tokens = [t for _ in range(rng.randint(1, 6)) for t in [rng.randint(0, 1)] * P]
             num_found += machine.keep(A if rng.random() < 0.8 else B, [*tokens, 7])
             if rng.random() < 0.1:
-                machine.cache.lease(A, as_array(tokens), 60)
+                machine.cache.leases.grant(A, as_array(tokens), 60)
             if rng.random() < 0.05:
                 snapshot.save(tmp_path, identity, machine.cache, machine.export_page)
                 after = Machine(rng.choice((8, 12, 20)), 20)
