@@ -2,7 +2,7 @@
 
 Starts servers of the embedded model with the options that each part needs, on a machine that does
 nothing else (two cores suffice; the client runs on them too), and prints every figure beside what
-is promised. All parts take about six minutes; `--quick` takes less of each and proves little.
+is promised. All parts take about nine minutes; `--quick` takes less of each and proves little.
 Exit code 1 if a promise was missed. Linux only, for the memory.
 """
 
