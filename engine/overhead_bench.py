@@ -42,7 +42,9 @@ async def decode(engine: Engine, streams: int) -> list[StepWork]:
 
 async def report(model: str, streams: list[int]) -> None:
     """Print a line for each number of streams."""
-    engine = await start_process_engine(EngineConfig(model=model, log_level="warning"))
+    engine = await start_process_engine(
+        EngineConfig(model=model, log_level="warning", speculation=False)
+    )
     try:
         await decode(engine, 1)
         for count in streams:

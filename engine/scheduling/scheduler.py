@@ -211,11 +211,9 @@ class Scheduler:
     ) -> dict[Request, tuple[int, ...]]:
         """What streams may say after the tokens they compute. While `prompts` wait for the room
         that a target leaves, it is theirs."""
-        controller = self._controller
-        if not self._speculation or (prompts and controller.target_ms):
+        if not self._speculation or (prompts and self._controller.target_ms):
             return {}
-        streams_ms = controller.streams_ms([request for request, _ in wanted])
-        return choose_drafts(wanted, room, streams_ms)
+        return choose_drafts(wanted, room, self._controller)
 
     def _schedule(
         self,

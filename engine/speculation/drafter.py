@@ -45,6 +45,11 @@ class Drafter:
                 self._judge(index.tokens[self._next] == token_id)
             index.append(token_id)
 
+    @property
+    def has_draft(self) -> bool:
+        """Whether the last tokens stood somewhere before."""
+        return self._find()
+
     def draft(self, count: int) -> tuple[int, ...]:
         """The `count` tokens that are expected next, none without a match. A match that reaches
         the end of the sequence goes on with what it has drafted."""
