@@ -99,7 +99,7 @@ class Scheduler:
         decodes = [r for r in moving if r.is_decoding]
         prefills = [r for r in moving if not r.is_decoding]
         room = self._controller.room(decodes)
-        prompts = bool(prefills or self.waiting)
+        prompts = bool(self.waiting) or any(r.num_computed_tokens < r.prefill_end for r in moving)
         part = room.halve() if prompts else room
         wanted = _with_forced(decodes, part)
         drafts = self._drafts(wanted, part, prompts)
