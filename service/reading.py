@@ -14,7 +14,7 @@ from engine.types import (
     TokenDelta,
     unpack_tokens,
 )
-from service.cache.report import CacheSummary
+from service.cache.report import CacheSummary, ShownLease
 from service.conversation import GenerationRequest
 from service.events import (
     Completed,
@@ -70,7 +70,8 @@ class Reading:
             self.finished = True
             summary = self.summary
             if summary is not None:
-                summary = msgspec.structs.replace(summary, leases=event.leases)
+                shown = tuple(map(ShownLease.of, event.leases))
+                summary = msgspec.structs.replace(summary, leases=shown)
             self._usage = Usage(
                 event.num_prompt_tokens,
                 event.num_cached_tokens,

@@ -38,6 +38,32 @@ class Divergence(msgspec.Struct, frozen=True):
     stored: str | None
 
 
+class ShownLease(msgspec.Struct, frozen=True):
+    """A lease as answers have it; one without an id is one of which nothing was granted."""
+
+    id: str | None
+    tokens: int
+    tokens_asked: int
+    ttl_seconds: float
+    remaining_seconds: float
+    hits: int
+    cache_salt: str | None
+    object: str = "cache.lease"
+
+    @staticmethod
+    def of(lease: LeaseInfo) -> "ShownLease":
+        """The engine's word for it in this shape."""
+        return ShownLease(
+            id=lease.id or None,
+            tokens=lease.num_tokens,
+            tokens_asked=lease.num_tokens_asked,
+            ttl_seconds=lease.ttl_s,
+            remaining_seconds=round(lease.remaining_s, 3),
+            hits=lease.num_hits,
+            cache_salt=lease.salt or None,
+        )
+
+
 class CacheSummary(msgspec.Struct, frozen=True):
     """The `cache` object of answers; the three kinds of tokens add up to `cached_tokens`."""
 
@@ -49,7 +75,7 @@ class CacheSummary(msgspec.Struct, frozen=True):
     reason: str | None
     first_divergence: Divergence | None
     evicted_seconds_ago: float | None
-    leases: tuple[LeaseInfo, ...] = ()
+    leases: tuple[ShownLease, ...] = ()
 
 
 def summarise(

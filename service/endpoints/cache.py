@@ -4,7 +4,7 @@ All of it is a tenant's own: other tenants' prefixes and leases are as if they w
 """
 
 import time
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -17,7 +17,7 @@ from engine.types import (
     ReleaseLease,
     pack_tokens,
 )
-from service.cache.report import summarise
+from service.cache.report import ShownLease, summarise
 from service.dialects import wire
 from service.dialects.known_fields import KnownFields
 from service.errors import ApiError, asked
@@ -67,8 +67,7 @@ class Prewarm:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         lease, fields = await _warm(scope, receive, self._services)
-        shown = None if lease is None else _lease(lease)
-        await send_json(send, {"object": "cache.prewarm", **fields, "lease": shown})
+        await send_json(send, {"object": "cache.prewarm", **fields, "lease": lease})
 
 
 class Leases:
@@ -83,10 +82,12 @@ class Leases:
             lease, _ = await _warm(scope, receive, self._services, DEFAULT_TTL_S)
             if lease is None:
                 raise ApiError(501, "This engine keeps no cache.", code="no_cache")
-            await send_json(send, _lease(lease))
+            await send_json(send, lease)
             return
         leases = await asked(self._services.engine.leases(ListLeases(scope["state"]["tenant"])))
-        await send_json(send, {"object": "list", "data": [_lease(lease) for lease in leases]})
+        await send_json(
+            send, {"object": "list", "data": [ShownLease.of(lease) for lease in leases]}
+        )
 
 
 class OneLease:
@@ -101,7 +102,7 @@ class OneLease:
             body = await _body(scope, receive, self._services, ExtendBody, _EXTEND_FIELDS)
             call = ExtendLease(tenant, lease_id, seconds(body.ttl))
             lease = _found(await asked(self._services.engine.leases(call)), lease_id)
-            await send_json(send, _lease(lease))
+            await send_json(send, ShownLease.of(lease))
             return
         released = await asked(self._services.engine.leases(ReleaseLease(tenant, lease_id)))
         _found(released, lease_id)
@@ -111,13 +112,13 @@ class OneLease:
 
 async def _warm(
     scope: Scope, receive: Receive, services: Services, default_ttl_s: float | None = None
-) -> tuple[LeaseInfo | None, dict[str, int]]:
+) -> tuple[ShownLease | None, dict[str, int]]:
     """Compute the prompt of a body; its lease, where one was asked for, and its tokens."""
     start_ns = time.monotonic_ns()
     body = await _body(scope, receive, services, WarmBody, FIELDS)
     model = services.card.id
     record = begin_record(scope, operation="prewarm", model=model, start_ns=start_ns, stream=False)
-    leases: list[LeaseInfo] = []
+    leases: list[ShownLease] = []
     fields: dict[str, int] = {}
 
     async def compute() -> None:
@@ -145,17 +146,3 @@ async def _body(
         return wire.decode(data, kind)
 
     return await read_decoded(scope, receive, decode, services.settings.limits)
-
-
-def _lease(lease: LeaseInfo) -> dict[str, Any]:
-    """As JSON; a lease without an id is one of which nothing was granted."""
-    return {
-        "id": lease.id or None,
-        "object": "cache.lease",
-        "tokens": lease.num_tokens,
-        "tokens_asked": lease.num_tokens_asked,
-        "ttl_seconds": lease.ttl_s,
-        "remaining_seconds": round(lease.remaining_s, 3),
-        "hits": lease.num_hits,
-        "cache_salt": lease.salt or None,
-    }

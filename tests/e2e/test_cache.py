@@ -142,6 +142,18 @@ def test_a_lease_ends_by_itself(server: Server) -> None:
         assert time.monotonic() < deadline_s
 
 
+def test_a_report_shows_the_leases_of_its_request_as_objects(server: Server) -> None:
+    end_all_leases(server)
+    text = "one two three four five six " * 10
+    body = {"model": "default", "input": text, "max_output_tokens": 1, "cache_report": True}
+    answer = server.http.post("/v1/responses", json={**body, "prompt_cache_retention": "24h"})
+    (lease,) = answer.raise_for_status().json()["usage"]["cache"]["leases"]
+    assert (lease["object"], lease["ttl_seconds"]) == ("cache.lease", 86_400)
+    (listed,) = server.http.get("/v1/cache/leases").json()["data"]
+    assert {**listed, "remaining_seconds": 0} == {**lease, "remaining_seconds": 0}
+    end_all_leases(server)
+
+
 def test_dialects_lease_what_they_ask_to_keep(server: Server) -> None:
     end_all_leases(server)
     system = system_prompt("cellar", 10)
