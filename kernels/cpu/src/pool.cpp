@@ -19,16 +19,20 @@ void await_change(const std::atomic<T>& value, T old) {
 
 }  // namespace
 
-int Phase::take(int thread) const {
+int Phase::work(int thread) const {
+  int finished = 0;
   for (int i = 0; i < threads_; ++i) {
     const int owner = (thread + i) % threads_, first = share(owner);
     const int count = share(owner + 1) - first;
     std::atomic<int>& taken = taken_[owner].value;
-    if (taken.load(std::memory_order_relaxed) >= count) continue;
-    const int item = taken.fetch_add(1, std::memory_order_relaxed);
-    if (item < count) return first + item;
+    while (taken.load(std::memory_order_relaxed) < count) {
+      const int item = taken.fetch_add(1, std::memory_order_relaxed);
+      if (item >= count) break;
+      if (!finished++ && work_->prepare) work_->prepare(round_, thread);
+      work_->run(round_, first + item, thread);
+    }
   }
-  return -1;
+  return finished;
 }
 
 void Phase::fetch(int thread) const {
@@ -96,12 +100,7 @@ void Pool::work_loop(int thread) {
 void Pool::work(const Region& region, int thread) {
   const std::vector<Phase>& phases = region.phases();
   for (auto phase = phases.begin(); phase != phases.end();) {
-    const int items = phase->items();
-    int finished = 0;
-    for (int item; (item = phase->take(thread)) >= 0; ++finished) {
-      if (!finished) phase->prepare(thread);
-      phase->run(item, thread);
-    }
+    const int items = phase->items(), finished = phase->work(thread);
     std::atomic<int>& all_done = phase->done();
     if (finished && all_done.fetch_add(finished) + finished == items) all_done.notify_all();
     if (++phase != phases.end()) phase->fetch(thread);

@@ -37,13 +37,10 @@ class Phase {
       : work_(std::move(work)), round_(round), threads_(threads), taken_(counters),
         done_(&counters[threads].value) {}
 
-  // The next item for a thread; -1: all are taken.
-  int take(int thread) const;
+  // Does items until all are taken; returns how many.
+  int work(int thread) const;
 
-  void run(int item, int thread) const { work_->run(round_, item, thread); }
-  void prepare(int thread) const {
-    if (work_->prepare) work_->prepare(round_, thread);
-  }
+  // Begins to fetch what the thread's first item reads.
   void fetch(int thread) const;
 
   int items() const { return work_->items; }
