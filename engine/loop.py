@@ -282,14 +282,14 @@ class StepLoop:
         if state is None:
             return
         match event:
+            case TokenDelta():
+                state.num_output_tokens += len(event.token_ids) // 4
             case Started():
                 state.started = True
                 state.num_prompt_tokens = event.num_prompt_tokens
                 state.num_cached_tokens = event.num_cached_tokens
             case PromptLogprobs():
                 pass
-            case TokenDelta():
-                state.num_output_tokens += len(event.token_ids) // 4
             case Finished():
                 del self._open[event.request_id]
                 if event.reason is FinishReason.ERROR:

@@ -1,7 +1,8 @@
 """What a step costs beside its kernels: python -m engine.overhead_bench [STREAMS ...]
 
 An engine of the embedded model, in its own process as the service starts it, decodes for so many
-streams at a time while this process reads their events. A step's wall time runs from the end of the
+streams at a time while this process reads their events; without drafts, which make one step unlike
+the next. A step's wall time runs from the end of the
 one before it, so planning, messages, sampling and text lie in it. Medians; run it on an idle
 machine.
 """

@@ -4,6 +4,7 @@ All times are nanoseconds of the machine's monotonic clock (`time.monotonic_ns`,
 process). Token ids travel as little-endian int32 bytes.
 """
 
+import struct
 from enum import StrEnum
 from typing import Annotated, TypeAlias
 
@@ -20,6 +21,8 @@ SHARED_TENANT = "public"
 
 def pack_tokens(token_ids: NDArray[np.int32] | list[int]) -> bytes:
     """Token ids as little-endian int32 bytes."""
+    if isinstance(token_ids, list):
+        return struct.pack(f"<{len(token_ids)}i", *token_ids)
     return np.asarray(token_ids, dtype="<i4").tobytes()
 
 

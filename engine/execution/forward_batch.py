@@ -1,18 +1,17 @@
 """Planning: chunks of sequences become the flat arrays of one step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from operator import sub
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.contract import ForwardBatch, Int32Array, PrefixGroup
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceChunk:
+class SequenceChunk(msgspec.Struct, frozen=True):
     """Tokens [start, end) of one sequence.
 
     token_ids: int32 [at least end], the sequence from its beginning.

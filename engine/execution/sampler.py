@@ -9,8 +9,9 @@ the same token as the full row would.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import isfinite
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +28,7 @@ _Ids = NDArray[np.intp]
 _Float64Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True):
     """The chosen token, and its log-probabilities where the request asked for them."""
 
     token_id: int
@@ -68,7 +68,7 @@ class Sampler:
             assert logits.top_ids is not None and logits.logsumexp is not None
             greedy, best = logits.top_ids[:, 0], logits.logsumexp
         self._greedy: list[int] = greedy.tolist()
-        self._finite: list[bool] = np.isfinite(best).tolist()
+        self._finite = [isfinite(value) for value in best.tolist()]
 
     def choose(
         self, row: int, params: SamplingParams, position: int, rules: LogitRules | None = None

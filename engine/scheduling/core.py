@@ -170,9 +170,10 @@ class EngineCore:
         self._idle_audit.run_if_due(now_ns, is_idle=not (self._live or self._restores))
         events: list[EngineEvent] = [*self._refused]
         self._refused.clear()
-        aborted = list(self._aborted.values())
-        self._aborted.clear()
-        events += [self._end(request, FinishReason.ABORT, now_ns) for request in aborted]
+        if self._aborted:
+            aborted = list(self._aborted.values())
+            self._aborted.clear()
+            events += [self._end(request, FinishReason.ABORT, now_ns) for request in aborted]
         late = self._scheduler.expired(now_ns)
         events += [self._end(request, FinishReason.DEADLINE, now_ns) for request in late]
         try:
@@ -410,7 +411,7 @@ class EngineCore:
         end = chunk.end if said is None else said.end
         # Slots below `num_valid` were another's, and are only read again.
         written_from = max(chunk.start, chunk.num_valid)
-        self._writers.note(request.table.pages, written_from, end, request.id)
+        self._writers.note(request.table.page_ids, written_from, end, request.id)
         self._scheduler.complete(chunk, end, now_ns)
         if request.keep and request.num_computed_tokens >= request.num_prompt_tokens:
             self._desk.keep(request)

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.execution.sampler import SampledToken, Sampler
 from engine.scheduling.request import Request
 from engine.scheduling.step_plan import ScheduledChunk
@@ -10,8 +12,7 @@ from engine.text import Vocabulary
 from engine.types import FinishReason, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """`text` may be shown now; `reason` is None while the request goes on."""
 
     text: bytes
@@ -20,8 +21,7 @@ class Outcome:
     stop_token_id: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     """What a request says after a step, at least one token: the end of the tokens that the step
     computed for it and that stay, and how many of those it says were forced, and were drafts."""
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from prefix_cache.page_pool import PageIds
+
 
 class PageWriters:
     """The request that last wrote into each page of the pool."""
@@ -10,7 +12,7 @@ class PageWriters:
         self._writers = [""] * num_pages
         self._page_size = page_size
 
-    def note(self, pages: Sequence[int], start: int, end: int, request_id: str) -> None:
+    def note(self, pages: Sequence[int] | PageIds, start: int, end: int, request_id: str) -> None:
         """The request computed tokens [start, end) into its `pages`."""
         for index in range(start // self._page_size, -(-end // self._page_size)):
             self._writers[pages[index]] = request_id

@@ -95,32 +95,21 @@ class Scheduler:
 
         Everything planned must be answered by `complete` or `finish`.
         """
-        moving = [r for r in self.running if not r.paused]
-        decodes = [r for r in moving if r.is_decoding]
-        prefills = [r for r in moving if not r.is_decoding]
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        for request in self.running:
+            if not request.paused:
+                (decodes if request.is_decoding else prefills).append(request)
         room = self._controller.room(decodes)
         prompts = bool(self.waiting) or any(r.num_computed_tokens < r.prefill_end for r in moving)
         part = room.halve() if prompts else room
         wanted = _with_forced(decodes, part)
         drafts = self._drafts(wanted, part, prompts)
+        plan = StepPlan()
         if prompts:
             room.take_back(part)
-        self._ranking.watch([*self.waiting.heads(), *prefills], now_ns)
-        prefills += self._admission.admit(
-            self.running,
-            room,
-            lambda request, num: self._has_place(request, num, now_ns),
-            lambda: self._preempt_paused(now_ns),
-        )
-        prefills = [r for r in prefills if r.table is not None]
-        claims = self._ranking.claims(prefills)
-        shares = share(claims, room, by_size=self._ranking.by_size)
-        wanted += zip(prefills, shares, strict=True)
-        if prefills:
+            wanted += self._prompts(prefills, room, plan, now_ns)
             wanted.sort(key=lambda entry: entry[0].order)
-        plan = StepPlan()
-        plan.is_full = any(n < claim.want for n, claim in zip(shares, claims, strict=True))
-        plan.passes_oldest = not served_oldest(claims, shares) if claims else len(self.waiting) > 0
         num_before = self.num_preemptions
         for request, num_tokens in wanted:
             self._schedule(request, num_tokens, plan, now_ns, drafts.get(request, ()))
@@ -128,6 +117,24 @@ class Scheduler:
             self._unblock(wanted[0][0], plan, now_ns)
         self._controller.note(plan)
         return plan
+
+    def _prompts(
+        self, prefills: Sequence[Request], room: Room, plan: StepPlan, now_ns: int
+    ) -> list[tuple[Request, int]]:
+        """Prompts under way and those that are admitted, and how much of each the room takes."""
+        self._ranking.watch([*self.waiting.heads(), *prefills], now_ns)
+        admitted = self._admission.admit(
+            self.running,
+            room,
+            lambda request, num: self._has_place(request, num, now_ns),
+            lambda: self._preempt_paused(now_ns),
+        )
+        ready = [r for r in (*prefills, *admitted) if r.table is not None]
+        claims = self._ranking.claims(ready)
+        shares = share(claims, room, by_size=self._ranking.by_size)
+        plan.is_full = any(n < claim.want for n, claim in zip(shares, claims, strict=True))
+        plan.passes_oldest = not served_oldest(claims, shares) if claims else len(self.waiting) > 0
+        return list(zip(ready, shares, strict=True))
 
     def complete(self, chunk: ScheduledChunk, end: int, now_ns: int) -> None:
         """The step computed this chunk, and up to `end`, the first draft that the request did not

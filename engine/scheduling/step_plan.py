@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.scheduling.request import Request
 from prefix_cache.cache import PageCopy
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(msgspec.Struct, frozen=True):
     """Tokens [start, end) of a request. Slots below `num_valid` are already written: K and V of
     the tokens from `start` to there are recomputed for their logits, and not written again.
     `copies` must be done before the step. The logits of the positions in `scored` score the
