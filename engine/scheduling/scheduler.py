@@ -101,6 +101,7 @@ class Scheduler:
             if not request.paused:
                 (decodes if request.is_decoding else prefills).append(request)
         room = self._controller.room(decodes)
+        moving = (*decodes, *prefills)
         prompts = bool(self.waiting) or any(r.num_computed_tokens < r.prefill_end for r in moving)
         part = room.halve() if prompts else room
         wanted = _with_forced(decodes, part)
