@@ -58,7 +58,10 @@ class LoadMeter:
         moving = [request for request in running if not request.paused]
         limit = self.most_running(moving)
         free = max(0, limit - len(moving))
-        token_s = max(self._stream_step_s, self._controller.target_ms / 1e3)
+        controller = self._controller
+        # A crowd that has just come has no slow steps behind it yet: the model knows them before.
+        crowd_s = controller.streams_ms(moving) / 1e3
+        token_s = max(self._stream_step_s, crowd_s, controller.target_ms / 1e3)
         waits = sorted(self._left(request) * token_s for request in moving)
         waits = waits[max(0, len(moving) - limit) :]  # more than may run by now: those end first
         return EngineLoad(

@@ -185,7 +185,8 @@ def test_drain_refuses_what_has_not_started() -> None:
     steps = Conversation(full, commands(Add(request("queued")), Drain())).hear()
     end = finished(of_request(steps, "queued"))
     assert end.reason is FinishReason.ERROR
-    assert "may be repeated" in end.message
+    assert end.retryable
+    assert "draining" in end.message and "repeat it" in end.message
 
 
 class _Computing(ScriptedCore):
