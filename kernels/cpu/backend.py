@@ -66,7 +66,7 @@ class CpuModel:
 
 @dataclass(frozen=True, slots=True)
 class CpuKVPool:
-    """Pages in memory that the system provides when a page is first written."""
+    """Pages in memory that the system provides a little before they are first written."""
 
     layout: KVLayout
     num_pages: int

@@ -77,7 +77,7 @@ KVPool* hw_alloc_kv(int layers, int kv_heads, int head_dim, int page_size, int t
                     int num_pages) {
   return guarded([&] {
     const PageShape shape{layers, kv_heads, head_dim, page_size, PageType(type)};
-    return new KVPool{shape, num_pages, Mapping(shape.page_bytes() * num_pages, true)};
+    return new KVPool(shape, num_pages);
   });
 }
 void hw_free_kv(KVPool* kv) { delete kv; }
@@ -102,11 +102,13 @@ void hw_import_page(KVPool* kv, int page, const uint8_t* data) {
 }
 
 // Begins a step, which `hw_finish` ends; nothing is begun where the status is not 0.
-int hw_start(Backend* backend, const Model* model, const KVPool* kv, const PackedBatch* packed,
+int hw_start(Backend* backend, const Model* model, KVPool* kv, const PackedBatch* packed,
              const Result* result) {
   backend->pool.wake();
   const Batch batch(*packed);
   if (!is_valid(batch, model->spec, *kv)) return kInvalid;
+  const int slot = *std::max_element(batch.slot_mapping, batch.slot_mapping + batch.num_tokens);
+  kv->ahead.use((slot / kv->shape.page_size + 1) * kv->shape.page_bytes());
   try {
     start_step(*backend, *model, *kv, batch, *result);
     return 0;

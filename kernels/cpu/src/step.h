@@ -6,15 +6,21 @@
 
 #include "isa.h"
 #include "memory.h"
+#include "memory_ahead.h"
 #include "model.h"
 #include "pool.h"
 
 namespace headwater {
 
 struct KVPool {
-  PageShape shape;
-  int num_pages;
-  Mapping memory;
+  KVPool(const PageShape& page_shape, int pages)
+      : shape(page_shape), num_pages(pages), memory(page_shape.page_bytes() * pages, true),
+        ahead(memory.data(), memory.bytes()) {}
+
+  const PageShape shape;
+  const int num_pages;
+  const Mapping memory;
+  MemoryAhead ahead;
 
   uint8_t* page(int id) const { return memory.data() + shape.page_bytes() * id; }
 };
