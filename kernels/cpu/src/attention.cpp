@@ -47,67 +47,97 @@ void Attention::find_angles(int row) {
   }
 }
 
-// Norm and rotation of one head's query or key; `out` may be x.
-void Attention::rotate(const float* x, const std::vector<float>& norm_weight, int row, float* out) {
+// Norm, rotation and scaling of one head's query or key; `out` may be x.
+void Attention::rotate(const float* x, const std::vector<float>& norm_weight, int row, float scale,
+                       float* out) {
   const int dim = spec_.head_dim, half = spec_.num_rope;
   if (!norm_weight.empty()) {
-    isa_.rms_norm(x, norm_weight.data(), spec_.norm_eps, dim, dim, out);
+    isa_.rms_norm(x, 1, norm_weight.data(), spec_.norm_eps, dim, dim, out);
     x = out;
   }
   const float* cosine = ws_.cosine.data() + size_t(row) * half;
   const float* sine = ws_.sine.data() + size_t(row) * half;
+#pragma GCC ivdep
   for (int i = 0; i < half; ++i) {
     const float a = x[i], b = x[i + half];
-    out[i] = a * cosine[i] - b * sine[i];
-    out[i + half] = b * cosine[i] + a * sine[i];
+    out[i] = (a * cosine[i] - b * sine[i]) * scale;
+    out[i + half] = (b * cosine[i] + a * sine[i]) * scale;
   }
-  if (x != out) std::copy(x + 2 * half, x + dim, out + 2 * half);
+#pragma GCC ivdep
+  for (int i = 2 * half; i < dim; ++i) out[i] = x[i] * scale;
 }
 
 void Attention::turn_query(const Layer& layer, int row, const float* q, float* out) {
-  const int dim = spec_.head_dim;
-  const float scale = 1.0f / std::sqrt(float(dim));
-  rotate(q, layer.q_norm, row, out);
-  for (int d = 0; d < dim; ++d) out[d] *= scale;
+  rotate(q, layer.q_norm, row, 1.0f / std::sqrt(float(spec_.head_dim)), out);
 }
 
-// Rotates a token's queries and key, and writes its key and value to their slot.
-void Attention::position(int index, int row) {
-  float* q = query(row, 0);
-  for (int h = 0; h < spec_.num_heads; ++h, q += spec_.head_dim)
-    turn_query(model_.layers[index], row, q, q);
-  for (int h = 0; h < spec_.num_kv_heads; ++h) store(index, row, h);
+void Attention::position(int index, int first, int end) {
+  const int32_t* slots = batch_.slot_mapping;
+  for (int row = first; row < end;) {
+    // A pair's values lie side by side.
+    const bool pair = kv_.shape.paired() && row + 1 < end && slots[row] >= 0 &&
+                      slots[row] % 2 == 0 && slots[row + 1] == slots[row] + 1;
+    const int rows = pair ? 2 : 1;
+    for (int r = row; r < row + rows; ++r)
+      for (int h = 0; h < spec_.num_heads; ++h)
+        turn_query(model_.layers[index], r, query(r, h), query(r, h));
+    for (int h = 0; h < spec_.num_kv_heads; ++h) store(index, row, rows, h);
+    row += rows;
+  }
 }
 
-// Writes a token's rotated key, and its value, of one head to their slot.
-void Attention::store(int index, int row, int kv_head) {
+// Writes the rotated keys, and the values, of one head to their slots: those of a token, or of two
+// whose slots are a pair.
+void Attention::store(int index, int row, int rows, int kv_head) {
   const int slot = batch_.slot_mapping[row];
   if (slot < 0) return;
   const PageShape& shape = kv_.shape;
-  float key[kMaxHeadDim];
-  const float* k = query(row, spec_.num_heads + kv_head);
-  const float* v = k + size_t(spec_.num_kv_heads) * spec_.head_dim;
-  rotate(k, model_.layers[index].k_norm, row, key);
+  float keys[2 * kMaxHeadDim];
+  const int head = spec_.num_heads + kv_head;
+  for (int r = 0; r < rows; ++r)
+    rotate(query(row + r, head), model_.layers[index].k_norm, row + r, 1.0f,
+           keys + r * shape.head_dim);
+  const float* values = query(row, head + spec_.num_kv_heads);
   const int offset = slot % shape.page_size;
   uint8_t* out = kv_.page(slot / shape.page_size) + shape.layer_bytes() * index +
                  shape.head_bytes() * kv_head;
   if (shape.scaled())
-    store_codes(key, v, offset, out);
+    store_codes(keys, values, offset, out);
+  else if (shape.paired())
+    store_pairs(keys, values, rows, offset, reinterpret_cast<uint32_t*>(out));
   else
-    store_short(key, v, offset, reinterpret_cast<uint16_t*>(out));
+    store_half(keys, values, offset, reinterpret_cast<uint16_t*>(out));
 }
 
-// A key and a value of one head to their slot of a page, as float16 or bfloat16.
-void Attention::store_short(const float* k, const float* v, int slot, uint16_t* head) {
+// A key and a value of one head to their slot of a page, as float16.
+void Attention::store_half(const float* k, const float* v, int slot, uint16_t* head) {
   const PageShape& shape = kv_.shape;
   const int dim = shape.head_dim;
-  const auto convert = shape.paired() ? isa_.to_bf16 : isa_.to_half;
   uint16_t row[kMaxHeadDim];
-  convert(k, dim, row);
+  isa_.to_half(k, dim, row);
   for (int d = 0; d < dim; ++d) head[shape.key_index(slot, d)] = row[d];
-  convert(v, dim, row);
-  head += shape.key_bytes() / sizeof(uint16_t);
-  for (int d = 0; d < dim; ++d) head[shape.value_index(slot, d)] = row[d];
+  isa_.to_half(v, dim, head + shape.key_bytes() / sizeof(uint16_t) + shape.value_index(slot, 0));
+}
+
+// The same as bfloat16, also for two tokens, whose keys are one after the other.
+void Attention::store_pairs(const float* k, const float* v, int rows, int slot, uint32_t* head) {
+  const PageShape& shape = kv_.shape;
+  const int dim = shape.head_dim, lanes = shape.key_lanes();
+  uint16_t row[kMaxHeadDim], next[kMaxHeadDim];
+  for (int r = 0; r < rows; ++r, k += dim) {
+    isa_.to_bf16(k, dim, row);
+    for (int d = 0; d < dim; d += 2)
+      head[size_t(d / 2) * lanes + slot + r] = row[d] | uint32_t(row[d + 1]) << 16;
+  }
+  head += shape.key_bytes() / sizeof(uint32_t) + size_t(slot / 2) * dim;
+  isa_.to_bf16(v, dim, row);
+  if (rows == 2) {
+    isa_.to_bf16(v + qkv_stride, dim, next);
+    for (int d = 0; d < dim; ++d) head[d] = row[d] | uint32_t(next[d]) << 16;
+  } else {
+    auto* own = reinterpret_cast<uint16_t*>(head) + slot % 2;
+    for (int d = 0; d < dim; ++d) own[2 * d] = row[d];
+  }
 }
 
 void Attention::store_codes(const float* k, const float* v, int slot, uint8_t* head) {
@@ -162,7 +192,7 @@ void Attention::turn(int index, const AttendItem& item, ThreadScratch& scratch) 
     turn_query(model_.layers[index], 0, scratch.queries[g], out);
     scratch.queries[g] = out;
   }
-  if (item.block == batch_.positions[0] / kKeyBlock) store(index, 0, item.kv_head);
+  if (item.block == batch_.positions[0] / kKeyBlock) store(index, 0, 1, item.kv_head);
 }
 
 // All key blocks of a tile in ascending order, some at a time.
@@ -171,6 +201,19 @@ void Attention::attend_all(AttendBlock& work, const QueryTile& tile, ThreadScrat
   const ptrdiff_t row_stride = ptrdiff_t(kMergedBlocks) * partial_stride_;
   float* partials = scratch.partials.data();
   float* states = partials + work.rows * row_stride;
+  const auto finish = [&](int row, const float* state) {
+    isa_.finish(state, spec_.head_dim,
+                output(ws_.inputs, plan.tokens[tile.first + row / group_],
+                       kv_head * group_ + row % group_));
+  };
+  work.block = work.first_key[0] / kKeyBlock;
+  if (work.block + 1 == tile.end_block) {  // there is nothing to merge
+    for (int r = 0; r < work.rows; ++r)
+      scratch.blocks[r] = partials + size_t(r) * partial_stride_;
+    isa_.attend(work);
+    for (int r = 0; r < work.rows; ++r) finish(r, scratch.blocks[r]);
+    return;
+  }
   for (int r = 0; r < work.rows; ++r) clear(states + size_t(r) * partial_stride_);
   for (int first = work.first_key[0] / kKeyBlock; first < tile.end_block;) {
     const int count = std::min(kMergedBlocks, tile.end_block - first);
@@ -185,10 +228,7 @@ void Attention::attend_all(AttendBlock& work, const QueryTile& tile, ThreadScrat
                  partial_stride_, spec_.head_dim);
     first += count;
   }
-  for (int r = 0; r < work.rows; ++r)
-    isa_.finish(states + size_t(r) * partial_stride_, spec_.head_dim,
-                output(ws_.inputs, plan.tokens[tile.first + r / group_],
-                            kv_head * group_ + r % group_));
+  for (int r = 0; r < work.rows; ++r) finish(r, states + size_t(r) * partial_stride_);
 }
 
 void Attention::merge(int row, int thread, Inputs& out) {

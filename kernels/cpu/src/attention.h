@@ -17,9 +17,9 @@ class Attention {
   // Once a step, for each token.
   void find_angles(int row);
 
-  // Rotates a token's queries and key, and writes its key and value to their slot. A single token
-  // does without: `attend` does it for its items.
-  void position(int layer, int row);
+  // Rotates the queries and keys of tokens [first, end), and writes their keys and values to their
+  // slots. A single token does without: `attend` does it for its items.
+  void position(int layer, int first, int end);
 
   // Item `number` of the plan.
   void attend(int layer, int number, int thread);
@@ -36,10 +36,12 @@ class Attention {
   const int output_stride;
 
  private:
-  void rotate(const float* x, const std::vector<float>& norm_weight, int row, float* out);
+  void rotate(const float* x, const std::vector<float>& norm_weight, int row, float scale,
+              float* out);
   void turn_query(const Layer& layer, int row, const float* q, float* out);
-  void store(int index, int row, int kv_head);
-  void store_short(const float* k, const float* v, int slot, uint16_t* head);
+  void store(int index, int row, int rows, int kv_head);
+  void store_half(const float* k, const float* v, int slot, uint16_t* head);
+  void store_pairs(const float* k, const float* v, int rows, int slot, uint32_t* head);
   void store_codes(const float* k, const float* v, int slot, uint8_t* head);
   void turn(int index, const AttendItem& item, ThreadScratch& scratch);
   void attend_all(AttendBlock& work, const QueryTile& tile, ThreadScratch& scratch, int kv_head);

@@ -11,17 +11,34 @@
 namespace headwater {
 namespace {
 
-void rms_norm(const float* x, const float* weight, float eps, int n, int size, float* y) {
-  __m256 sum = _mm256_setzero_ps();
+// Rows side by side, whose sums need not wait for one another.
+template <int R>
+void norm_rows(const float* x, const float* weight, float eps, int n, int size, float* y) {
+  __m256 sums[R], scales[R];
+  for (__m256& sum : sums) sum = _mm256_setzero_ps();
+  for (int i = 0; i < n; i += 8)
+    for (int r = 0; r < R; ++r) {
+      const __m256 v = _mm256_loadu_ps(x + ptrdiff_t(r) * n + i);
+      sums[r] = _mm256_fmadd_ps(v, v, sums[r]);
+    }
+  for (int r = 0; r < R; ++r)
+    scales[r] = _mm256_set1_ps(1.0f / std::sqrt(horizontal_sum(sums[r]) / float(size) + eps));
   for (int i = 0; i < n; i += 8) {
-    const __m256 v = _mm256_loadu_ps(x + i);
-    sum = _mm256_fmadd_ps(v, v, sum);
+    const __m256 w = _mm256_loadu_ps(weight + i);
+    for (int r = 0; r < R; ++r) {
+      const ptrdiff_t at = ptrdiff_t(r) * n + i;
+      const __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + at), scales[r]);
+      _mm256_storeu_ps(y + at, _mm256_mul_ps(v, w));
+    }
   }
-  const __m256 scale = _mm256_set1_ps(1.0f / std::sqrt(horizontal_sum(sum) / float(size) + eps));
-  for (int i = 0; i < n; i += 8) {
-    const __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), scale);
-    _mm256_storeu_ps(y + i, _mm256_mul_ps(v, _mm256_loadu_ps(weight + i)));
-  }
+}
+
+void rms_norm(const float* x, int rows, const float* weight, float eps, int n, int size, float* y) {
+  constexpr int kRows = 4;
+  int r = 0;
+  for (; r + kRows <= rows; r += kRows, x += ptrdiff_t(kRows) * n, y += ptrdiff_t(kRows) * n)
+    norm_rows<kRows>(x, weight, eps, n, size, y);
+  for (; r < rows; ++r, x += n, y += n) norm_rows<1>(x, weight, eps, n, size, y);
 }
 
 // The largest magnitude of a block.
@@ -44,14 +61,14 @@ inline float sum_int32(__m256i v) {
   return float(_mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 1));
 }
 
-void quantise8(const float* x, int n, Act8* out) {
+void quantise8(const float* x, ptrdiff_t stride, int blocks, Act8* out, ptrdiff_t out_stride) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  for (int i = 0; i < n; i += kBlock, ++out) {
-    const float high = magnitude(x + i);
+  for (int i = 0; i < blocks; ++i, x += stride, out += out_stride) {
+    const float high = magnitude(x);
     out->scale = high / 127.0f;
     const __m256 inverse = _mm256_set1_ps(high > 0.0f ? 127.0f / high : 0.0f);
-    const __m256i a = rounded(x + i, inverse), b = rounded(x + i + 8, inverse);
-    const __m256i c = rounded(x + i + 16, inverse), d = rounded(x + i + 24, inverse);
+    const __m256i a = rounded(x, inverse), b = rounded(x + 8, inverse);
+    const __m256i c = rounded(x + 16, inverse), d = rounded(x + 24, inverse);
     out->sum = sum_int32(_mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d)));
     const __m256i q = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->q),
@@ -59,13 +76,13 @@ void quantise8(const float* x, int n, Act8* out) {
   }
 }
 
-void quantise16(const float* x, int n, Act16* out) {
-  for (int i = 0; i < n; i += kBlock, ++out) {
-    const float high = magnitude(x + i);
+void quantise16(const float* x, ptrdiff_t stride, int blocks, Act16* out, ptrdiff_t out_stride) {
+  for (int i = 0; i < blocks; ++i, x += stride, out += out_stride) {
+    const float high = magnitude(x);
     out->scale = high / 32767.0f;
     const __m256 inverse = _mm256_set1_ps(high > 0.0f ? 32767.0f / high : 0.0f);
     for (int j = 0; j < kBlock; j += 16) {
-      const __m256i a = rounded(x + i + j, inverse), b = rounded(x + i + j + 8, inverse);
+      const __m256i a = rounded(x + j, inverse), b = rounded(x + j + 8, inverse);
       const __m256i q = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->q + j), q);
     }

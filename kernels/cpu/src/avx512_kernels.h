@@ -11,7 +11,7 @@ void linear(const Matrix& w, ActKind kind, const Acts& x, int first_row, int num
             int first_tile, int num_tiles, float* out, ptrdiff_t stride, bool add,
             float* scratch, Ahead& ahead);
 void silu_mul(const float* gate, const float* up, int n, float* y);
-void quantise8(const float* x, int n, Act8* out);
+void quantise8(const float* x, ptrdiff_t stride, int blocks, Act8* out, ptrdiff_t out_stride);
 float log_sum_exp(const float* logits, int n);
 int64_t multiply(bool integer, int64_t rounds);
 void attend(const AttendBlock& work);

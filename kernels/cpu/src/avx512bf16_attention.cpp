@@ -78,8 +78,8 @@ template <bool kFirst, int R, int V>
         prefetch(vectors.keys[ahead + fetched] + line * shape.page_size);
         prefetch(vectors.values[ahead + fetched] + line * kLanes);
       }
-      if (line == pairs) {
-        line = 0;
+      if (line >= pairs) {  // three vectors leave out a line or two
+        line -= pairs;
         ++fetched;
       }
     }
@@ -217,7 +217,11 @@ template <bool kFirst, int R>
     const int ahead = v + 2 * kMaxVectors <= end ? v + kMaxVectors : v;
     score<kFirst, R, kMaxVectors>(queries, vectors, v, ahead, shape, scores);
   }
-  for (; v < end; ++v) score<kFirst, R, 1>(queries, vectors, v, v, shape, scores);
+  switch (end - v) {
+    case 3: score<kFirst, R, 3>(queries, vectors, v, v, shape, scores); break;
+    case 2: score<kFirst, R, 2>(queries, vectors, v, v, shape, scores); break;
+    case 1: score<kFirst, R, 1>(queries, vectors, v, v, shape, scores); break;
+  }
   for (int r = 0; r < R; ++r) {
     float* partial = work.partials[row + r];
     soften(scores + r * kKeyBlock, work.first_key[row + r] - begin, work.last_key[row + r] - begin,

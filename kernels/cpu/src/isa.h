@@ -22,10 +22,14 @@ struct Isa {
   // One row of a matrix as floats.
   void (*unpack_row)(const Matrix& w, int row, float* out);
 
-  // y = x / sqrt(mean(x^2) + eps) * weight; n is a multiple of 8, `size` the divisor of the mean.
-  void (*rms_norm)(const float* x, const float* weight, float eps, int n, int size, float* y);
-  void (*quantise8)(const float* x, int n, Act8* out);  // n a multiple of 32
-  void (*quantise16)(const float* x, int n, Act16* out);
+  // y = x / sqrt(mean(x^2) + eps) * weight for each of `rows` rows of n, a multiple of 8; `size` is
+  // the divisor of the mean.
+  void (*rms_norm)(const float* x, int rows, const float* weight, float eps, int n, int size,
+                   float* y);
+  // Blocks of 32, `stride` floats apart, to out[0], out[out_stride] ...
+  void (*quantise8)(const float* x, ptrdiff_t stride, int blocks, Act8* out, ptrdiff_t out_stride);
+  void (*quantise16)(const float* x, ptrdiff_t stride, int blocks, Act16* out,
+                     ptrdiff_t out_stride);
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);  // n a multiple of 8
   void (*to_half)(const float* x, int n, uint16_t* out);                  // n a multiple of 8
   void (*to_bf16)(const float* x, int n, uint16_t* out);                // n a multiple of 8

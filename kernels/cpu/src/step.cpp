@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kChunkRows = 128;  // rows of one linear item: their activations stay in the L2 cache
 constexpr int kOutputFloats = 8192;
+constexpr int kNormRows = 4;
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 int ceil_div(int n, int d) { return (n + d - 1) / d; }
@@ -44,7 +45,9 @@ class Step {
     add_logits(head);
     region_ = std::make_shared<Region>(backend_.pool.threads(),
                                        1 + spec_.num_layers * layer.size() + head.size());
-    region_->add(by_rows(batch_.num_tokens, [this](int, int row, int) { embed(row); }));
+    region_->add(by_rows(batch_.num_tokens, [this](int, int first, int end, int) {
+      for (int row = first; row < end; ++row) embed(row);
+    }));
     for (int l = 0; l < spec_.num_layers; ++l)
       for (const auto& work : layer) region_->add(work, l);
     for (const auto& work : head) region_->add(work);
@@ -96,23 +99,22 @@ class Step {
 
   // --- phases ---------------------------------------------------------------------------------
 
-  // run_row(layer, row, thread)
+  // run_rows(layer, first row, end, thread)
   template <class F>
-  Work by_rows(int rows, F run_row) const {
+  Work by_rows(int rows, F run_rows) const {
     const int per_item = std::max(1, rows / (backend_.pool.threads() * 4));
     return {ceil_div(rows, per_item), [=](int layer, int item, int thread) {
-              for (int r = item * per_item; r < std::min(rows, (item + 1) * per_item); ++r)
-                run_row(layer, r, thread);
+              run_rows(layer, item * per_item, std::min(rows, (item + 1) * per_item), thread);
             }};
   }
 
-  // A product and what computes a row of its input.
+  // A product and what computes rows of its input.
   template <class F>
-  void add_product(Works& works, int rows, F run_row, Work work) const {
+  void add_product(Works& works, int rows, F run_rows, Work work) const {
     if (rows == 1)
-      work.prepare = [=](int layer, int thread) { run_row(layer, 0, thread); };
+      work.prepare = [=](int layer, int thread) { run_rows(layer, 0, 1, thread); };
     else
-      works.push_back(std::make_shared<const Work>(by_rows(rows, run_row)));
+      works.push_back(std::make_shared<const Work>(by_rows(rows, run_rows)));
     works.push_back(std::make_shared<const Work>(std::move(work)));
   }
 
@@ -183,10 +185,9 @@ class Step {
     const int tokens = batch_.num_tokens, layers = spec_.num_layers;
     add_product(
         works, tokens,
-        [this](int layer, int row, int thread) {
+        [this](int layer, int first, int end, int thread) {
           const Layer& l = model_.layers[layer];
-          norm(row, row, l.attn_norm, kind(l.q) | kind(l.k) | kind(l.v),
-               inputs(batch_.num_tokens, thread));
+          norm_rows(first, end, l.attn_norm, kind(l.q) | kind(l.k) | kind(l.v), thread);
         },
         linear(
             tokens, layers, hidden_stride_,
@@ -205,15 +206,18 @@ class Step {
             }));
     if (tokens > 1)
       works.push_back(std::make_shared<const Work>(by_rows(
-          tokens, [this](int layer, int row, int) { attention_.position(layer, row); })));
+          tokens, [this](int layer, int first, int end, int) {
+            attention_.position(layer, first, end);
+          })));
     works.push_back(std::make_shared<const Work>(Work{
         int(attention_.plan.items.size()), [this](int layer, int item, int thread) {
           attention_.attend(layer, item, thread);
         }}));
     add_product(
         works, tokens,
-        [this](int layer, int row, int thread) {
-          gather(row, kind(model_.layers[layer].o), thread, inputs(batch_.num_tokens, thread));
+        [this](int layer, int first, int end, int thread) {
+          gather(first, end, kind(model_.layers[layer].o), thread,
+                 inputs(batch_.num_tokens, thread));
         },
         linear(
             tokens, layers, attention_.output_stride,
@@ -228,10 +232,9 @@ class Step {
     const int tokens = batch_.num_tokens, layers = spec_.num_layers;
     add_product(
         works, tokens,
-        [this](int layer, int row, int thread) {
+        [this](int layer, int first, int end, int thread) {
           const Layer& l = model_.layers[layer];
-          norm(row, row, l.mlp_norm, kind(l.gate) | kind(l.up),
-               inputs(batch_.num_tokens, thread));
+          norm_rows(first, end, l.mlp_norm, kind(l.gate) | kind(l.up), thread);
         },
         gated());
     works.push_back(std::make_shared<const Work>(linear(
@@ -277,9 +280,10 @@ class Step {
     if (rows)
       add_product(
           works, rows,
-          [this](int, int row, int thread) {
-            norm(batch_.logit_rows[row], row, model_.final_norm, kind(model_.head),
-                 inputs(batch_.num_rows, thread));
+          [this](int, int first, int end, int thread) {
+            for (int row = first; row < end; ++row)
+              norm(batch_.logit_rows[row], row, 1, model_.final_norm, kind(model_.head),
+                   inputs(batch_.num_rows, thread));
           },
           linear(
               rows, 1, hidden_stride_,
@@ -290,7 +294,9 @@ class Step {
               [](int) { return FetchPart(); }));
     if (batch_.num_top)
       works.push_back(std::make_shared<const Work>(
-          by_rows(rows, [this](int, int row, int thread) { select(row, thread); })));
+          by_rows(rows, [this](int, int first, int end, int thread) {
+            for (int row = first; row < end; ++row) select(row, thread);
+          })));
   }
 
   // --- items ----------------------------------------------------------------------------------
@@ -304,25 +310,40 @@ class Step {
     attention_.find_angles(row);
   }
 
-  // `cols` activations to the blocks from `block` on.
-  void quantise(const float* x, int cols, int kinds, Inputs& out, size_t block) {
-    if (kinds & kActInt8) isa_.quantise8(x, cols, out.int8.data() + block);
-    if (kinds & kActInt16) isa_.quantise16(x, cols, out.int16.data() + block);
+  // Blocks of activations, `stride` floats apart, to those from `block` on, `out_stride` apart.
+  void quantise(const float* x, ptrdiff_t stride, int blocks, int kinds, Inputs& out, size_t block,
+                ptrdiff_t out_stride) {
+    if (kinds & kActInt8) isa_.quantise8(x, stride, blocks, out.int8.data() + block, out_stride);
+    if (kinds & kActInt16)
+      isa_.quantise16(x, stride, blocks, out.int16.data() + block, out_stride);
   }
 
-  void norm(int from, int to, const std::vector<float>& weight, int kinds, Inputs& out) {
+  // The norm of `rows` rows of x as rows of a product's input.
+  void norm(int from, int to, int rows, const std::vector<float>& weight, int kinds, Inputs& out) {
     float* y = out.floats.data() + size_t(to) * hidden_stride_;
-    isa_.rms_norm(ws_.x.data() + size_t(from) * hidden_stride_, weight.data(), spec_.norm_eps,
-                  hidden_stride_, spec_.hidden_size, y);
-    quantise(y, hidden_stride_, kinds, out, size_t(to) * (hidden_stride_ / kBlock));
+    isa_.rms_norm(ws_.x.data() + size_t(from) * hidden_stride_, rows, weight.data(),
+                  spec_.norm_eps, hidden_stride_, spec_.hidden_size, y);
+    const int blocks = hidden_stride_ / kBlock;
+    quantise(y, kBlock, rows * blocks, kinds, out, size_t(to) * blocks, 1);
   }
 
-  void gather(int row, int kinds, int thread, Inputs& out) {
-    attention_.merge(row, thread, out);
-    float* y = attention_.output(out, row, 0);
-    const int stride = attention_.output_stride;
-    std::fill(y + spec_.num_heads * spec_.head_dim, y + stride, 0.0f);
-    quantise(y, stride, kinds, out, size_t(row) * (stride / kBlock));
+  // A few rows at a time, which stay in the L1 cache between norm and quantisation.
+  void norm_rows(int first, int end, const std::vector<float>& weight, int kinds, int thread) {
+    for (int row = first; row < end; row += kNormRows)
+      norm(row, row, std::min(kNormRows, end - row), weight, kinds,
+           inputs(batch_.num_tokens, thread));
+  }
+
+  void gather(int first, int end, int kinds, int thread, Inputs& out) {
+    const int cols = spec_.num_heads * spec_.head_dim, stride = attention_.output_stride;
+    for (int row = first; row < end; ++row) {
+      attention_.merge(row, thread, out);
+      float* y = attention_.output(out, row, 0);
+      std::fill(y + cols, y + stride, 0.0f);
+    }
+    const int blocks = stride / kBlock;
+    quantise(attention_.output(out, first, 0), kBlock, (end - first) * blocks, kinds, out,
+             size_t(first) * blocks, 1);
   }
 
   void product(const Product& p, const Acts& x, int first_row, int num_rows, int first_tile,
@@ -359,12 +380,20 @@ class Step {
                 false, scratch.weights.data(), ahead);
     const int column = first_tile * kTileRows, kinds = kind(layer.down);
     const int cols = std::min(width, spec_.intermediate_size - column);
-    for (int r = first_row; r < first_row + num_rows; ++r, gate += width, up += width) {
-      isa_.silu_mul(gate, up, width, gate);
-      const size_t place = size_t(r) * inner_stride_ + column;
-      if (kinds & kActF32) std::copy(gate, gate + cols, ws_.inner.floats.data() + place);
-      quantise(gate, cols, kinds, ws_.inner, place / kBlock);
-    }
+    isa_.silu_mul(gate, up, num_rows * width, gate);
+    const size_t place = size_t(first_row) * inner_stride_ + column;
+    if (kinds & kActF32)
+      for (int r = 0; r < num_rows; ++r)
+        std::copy_n(gate + r * width, cols, ws_.inner.floats.data() + place + r * inner_stride_);
+    const int blocks = cols / kBlock, row_blocks = inner_stride_ / kBlock;
+    if (num_rows > blocks)
+      for (int b = 0; b < blocks; ++b)
+        quantise(gate + b * kBlock, width, num_rows, kinds, ws_.inner, place / kBlock + b,
+                 row_blocks);
+    else
+      for (int r = 0; r < num_rows; ++r)
+        quantise(gate + r * width, kBlock, blocks, kinds, ws_.inner,
+                 place / kBlock + r * row_blocks, 1);
   }
 
   void select(int row, int thread) {
