@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace headwater {
@@ -124,10 +125,11 @@ void Attention::store_pairs(const float* k, const float* v, int rows, int slot, 
   const PageShape& shape = kv_.shape;
   const int dim = shape.head_dim, lanes = shape.key_lanes();
   uint16_t row[kMaxHeadDim], next[kMaxHeadDim];
+  uint32_t pairs[kMaxHeadDim / 2];
   for (int r = 0; r < rows; ++r, k += dim) {
     isa_.to_bf16(k, dim, row);
-    for (int d = 0; d < dim; d += 2)
-      head[size_t(d / 2) * lanes + slot + r] = row[d] | uint32_t(row[d + 1]) << 16;
+    std::memcpy(pairs, row, dim * sizeof *row);
+    for (int i = 0; i < dim / 2; ++i) head[size_t(i) * lanes + slot + r] = pairs[i];
   }
   head += shape.key_bytes() / sizeof(uint32_t) + size_t(slot / 2) * dim;
   isa_.to_bf16(v, dim, row);

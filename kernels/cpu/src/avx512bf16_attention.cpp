@@ -121,33 +121,53 @@ inline __m512 exp_weight(__m512 score, __m512 top) {
   return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(p), shift));
 }
 
-// Turns a row's scores into weights, 0 where the row does not see the key. `sum` is that of the
-// weights before they are rounded.
-void soften(float* scores, int first, int last, KeyRange keys, uint16_t* weights, float* maximum,
-            float* sum) {
-  __m512 high = _mm512_set1_ps(kUnseen);
+// Turns the scores of R rows, side by side, into weights, 0 where a row does not see the key. The
+// sums are those of the weights before they are rounded.
+template <int R>
+[[gnu::always_inline]] inline void soften(const AttendBlock& work, int row, KeyRange keys,
+                                          float* scores, Pair* weights) {
+  const int begin = work.block * kKeyBlock;
+  const int* first = work.first_key + row;
+  const int* last = work.last_key + row;
+  // The vectors whose keys all rows see.
+  const int whole = (*std::max_element(first, first + R) - begin + kLanes - 1) / kLanes;
+  const int whole_end = (*std::min_element(last, last + R) - begin + 1) / kLanes;
+  __m512 high[R], total[R];
+  for (int r = 0; r < R; ++r) high[r] = _mm512_set1_ps(kUnseen);
   for (int v = keys.first_vector(); v < keys.end_vector(); ++v) {
-    __m512 s = _mm512_loadu_ps(scores + kLanes * v);
-    if (first > kLanes * v || last < kLanes * v + kLanes - 1) {
-      s = masked(scores, v, first, last);
-      _mm512_storeu_ps(scores + kLanes * v, s);
+    float* at = scores + kLanes * v;
+    if (v < whole || v >= whole_end)
+      for (int r = 0; r < R; ++r)
+        _mm512_storeu_ps(at + r * kKeyBlock, masked(scores + r * kKeyBlock, v, first[r] - begin,
+                                                    last[r] - begin));
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+      high[r] = _mm512_max_ps(high[r], _mm512_loadu_ps(at + r * kKeyBlock));
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+    const float maximum = work.partials[row + r][0] = _mm512_reduce_max_ps(high[r]);
+    high[r] = _mm512_set1_ps(maximum * bf16_exp::kLog2e);
+    total[r] = _mm512_setzero_ps();
+  }
+  for (int v = keys.first_vector(); v < keys.end_vector(); ++v)
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const __m512 p =
+          exp_weight(_mm512_loadu_ps(scores + r * kKeyBlock + kLanes * v), high[r]);
+      _mm256_storeu_si256(
+          reinterpret_cast<__m256i*>(weights + r * kRowPairs + kLanes / 2 * v),
+          (__m256i)_mm512_cvtneps_pbh(p));
+      total[r] = _mm512_add_ps(total[r], p);
     }
-    high = _mm512_max_ps(high, s);
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+    const __m256 half =
+        _mm256_add_ps(_mm512_castps512_ps256(total[r]), _mm512_extractf32x8_ps(total[r], 1));
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    work.partials[row + r][1] = _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
   }
-  *maximum = _mm512_reduce_max_ps(high);
-  const __m512 top = _mm512_set1_ps(*maximum * bf16_exp::kLog2e);
-  __m512 total = _mm512_setzero_ps();
-  for (int v = keys.first_vector(); v < keys.end_vector(); ++v) {
-    const __m512 p = exp_weight(_mm512_loadu_ps(scores + kLanes * v), top);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + kLanes * v),
-                        (__m256i)_mm512_cvtneps_pbh(p));
-    total = _mm512_add_ps(total, p);
-  }
-  const __m256 half =
-      _mm256_add_ps(_mm512_castps512_ps256(total), _mm512_extractf32x8_ps(total, 1));
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  *sum = _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
 // V * 16 columns of the outputs of R rows over the keys of the block that some row sees.
@@ -200,7 +220,7 @@ template <bool kFirst, int R>
   alignas(64) float scores[R * kKeyBlock];
   alignas(64) Pair queries[R * kMaxHeadDim / 2];
   const PageShape& shape = work.shape;
-  const int head_dim = shape.head_dim, begin = work.block * kKeyBlock;
+  const int head_dim = shape.head_dim;
   int v = keys.first_vector();
   const int end = keys.end_vector();
   if constexpr (kFirst)
@@ -222,11 +242,7 @@ template <bool kFirst, int R>
     case 2: score<kFirst, R, 2>(queries, vectors, v, v, shape, scores); break;
     case 1: score<kFirst, R, 1>(queries, vectors, v, v, shape, scores); break;
   }
-  for (int r = 0; r < R; ++r) {
-    float* partial = work.partials[row + r];
-    soften(scores + r * kKeyBlock, work.first_key[row + r] - begin, work.last_key[row + r] - begin,
-           keys, reinterpret_cast<uint16_t*>(weights + r * kRowPairs), partial, partial + 1);
-  }
+  soften<R>(work, row, keys, scores, weights);
 }
 
 // The outputs of R rows.
