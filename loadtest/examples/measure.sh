@@ -8,6 +8,7 @@
 # there is not measured again, so an interrupted run goes on where it was. The cores must be quiet: threads that wait
 # for a core that another program has make llama.cpp ten times slower. Minutes on two cores: about 3 for a llama.cpp,
 # 3 for an OpenVINO, 6 for vLLM.
+# Headwater drafts nothing unless SPECULATION=auto: what drafts gain depends on how much a model repeats itself.
 # At the end the README gets its table and picture from all that is in OUT. To try it:
 #   PHASES=decode LEVELS="1 2" REPEATS=1 OUT=/tmp/x README=/tmp/x/README.md (a file with the two markers)
 set -euo pipefail
@@ -73,7 +74,8 @@ idle() { # NAME PID: less than 3 % of a core over two seconds
 }
 
 serve() { # [MODEL]: Headwater
-    "$python" -m service serve --port $our_port --threads "$THREADS" ${1:+--model "$1"} >"$logs/ours" 2>&1 &
+    "$python" -m service serve --port $our_port --threads "$THREADS" --speculation "${SPECULATION:-off}" \
+        ${1:+--model "$1"} >"$logs/ours" 2>&1 &
     ours=$!
     ready $our_port "$logs/ours" $ours
     model=$(grep -om1 '/[^ ]*\.gguf' "$logs/ours")
