@@ -64,6 +64,7 @@ class ChatBody(Prompt, frozen=True, kw_only=True):
     add_generation_prompt: Any = None
     documents: Any = None
     chat_template: Any = None
+    web_search_options: Any = None
 
 
 FIELDS: Final = KnownFields.of(
@@ -72,6 +73,7 @@ FIELDS: Final = KnownFields.of(
     harmless=f"function_call {SHARED_HARMLESS}",
     length="max_completion_tokens",
     system="messages",
+    format="response_format",
     meant=CONSTRAINTS,
     inside={
         **INSIDE_PROMPT,
@@ -102,6 +104,7 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "add_generation_prompt": (True, False),
     "documents": ([],),
     "chat_template": (),
+    "web_search_options": (),
 }
 
 

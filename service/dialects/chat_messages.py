@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from service.conversation import Conversation, Message, Role, Tool, ToolCall
+from service.conversation import Conversation, JSONValue, Message, Role, Tool, ToolCall
 from service.dialects import wire
 from service.dialects.fields import MAX_NAME, MAX_TOOLS, Name, is_breakpoint
 from service.dialects.known_fields import KnownFields
@@ -78,6 +78,8 @@ class Prompt(msgspec.Struct, frozen=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Kind | None = None
+    verbosity: Kind | None = None
 
 
 def decode_conversation(prompt: Prompt) -> Conversation:
@@ -93,7 +95,8 @@ def decode_conversation(prompt: Prompt) -> Conversation:
         raise invalid(
             "continue_final_message", "'continue_final_message' needs a last assistant message."
         )
-    kwargs = prompt.chat_template_kwargs or {}
+    kwargs = template_hints(prompt.reasoning_effort, prompt.verbosity)
+    kwargs |= prompt.chat_template_kwargs or {}
     wire.require_shallow(kwargs, "chat_template_kwargs")
     tools = enumerate(prompt.tools or ())
     return Conversation(
@@ -102,6 +105,16 @@ def decode_conversation(prompt: Prompt) -> Conversation:
         template_kwargs=kwargs,
         continue_final=continue_final,
     )
+
+
+def template_hints(effort: str | None, verbosity: str | None) -> dict[str, JSONValue]:
+    """What a template may read of how much to think and say; many read neither."""
+    hints: dict[str, JSONValue] = {}
+    if effort is not None:
+        hints["reasoning_effort"] = effort
+    if verbosity is not None:
+        hints["verbosity"] = verbosity
+    return hints
 
 
 def num_messages_to_keep(prompt: Prompt) -> int:

@@ -23,7 +23,7 @@ from service.conversation import (
     ToolChoice,
 )
 from service.dialects import wire
-from service.dialects.chat_messages import MAX_MESSAGES, Kind
+from service.dialects.chat_messages import MAX_MESSAGES, Kind, template_hints
 from service.dialects.fields import INT32, MAX_STOPS, MAX_TOOLS, Name, Stop, TopK, TopP
 from service.dialects.known_fields import KnownFields
 from service.dialects.messages_items import (
@@ -122,7 +122,8 @@ FIELDS: Final = KnownFields.of(
     ),
     length="max_tokens",
     system="system",
-    meant={"stop": "stop_sequences", "response_format": "output_config.format"},
+    format="output_config.format",
+    meant={"stop": "stop_sequences"},
     inside={
         "messages": MESSAGE_FIELDS,
         "system": BLOCK_FIELDS,
@@ -207,7 +208,7 @@ def _conversation(body: PromptBody) -> tuple[Conversation, tuple[CacheBreakpoint
     turns.mark(body.cache_control, "")
     if not turns.messages:
         raise invalid("messages", "The messages say nothing.")
-    kwargs: dict[str, JSONValue] = {}
+    kwargs = template_hints(body.output_config.effort if body.output_config else None, None)
     if body.thinking is not None:
         kwargs["enable_thinking"] = _THINKS[body.thinking.type]
     conversation = Conversation(

@@ -21,6 +21,7 @@ from service.conversation import (
     Tool,
 )
 from service.dialects import wire
+from service.dialects.chat_messages import Kind, template_hints
 from service.dialects.common import CommonBody, common_options
 from service.dialects.fields import (
     BREAKPOINT_S,
@@ -51,6 +52,17 @@ from service.model_card import DEFAULT_NAME, ModelCard
 MAX_ITEMS: Final = 10_000
 MAX_INCLUDED: Final = 64
 LOGPROBS: Final = "message.output_text.logprobs"
+INCLUDABLE: Final = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+"""What OpenAI's API can include; of all but the first there is nothing here."""
 
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -60,7 +72,11 @@ Metadata: TypeAlias = Annotated[
 
 class TextOptions(msgspec.Struct, frozen=True):
     format: ResponseFormat | None = None
-    verbosity: str | None = None
+    verbosity: Kind | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    effort: Kind | None = None
 
 
 class PromptCacheOptions(msgspec.Struct, frozen=True):
@@ -90,6 +106,7 @@ class ResponseCreate(CommonBody, frozen=True, kw_only=True):
     max_tool_calls: Annotated[int, Meta(ge=0, le=INT64)] | None = None
     structured_outputs: dict[str, Any] | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
     metadata: Metadata | None = None
     truncation: Literal["auto", "disabled"] | None = None
     conversation: Any = None
@@ -128,7 +145,8 @@ FIELDS: Final = KnownFields.of(
     ),
     length="max_output_tokens",
     system="instructions",
-    meant={**CONSTRAINTS, "messages": "input", "response_format": "text.format"},
+    format="text.format",
+    meant={**CONSTRAINTS, "messages": "input"},
     inside={
         "input": ITEM_FIELDS,
         "tools": KnownFields.within(
@@ -194,7 +212,9 @@ class CreateRequest:
             message = "One of 'input', 'instructions' and 'previous_response_id' is required."
             raise invalid("input", message, "missing_required_parameter")
         require_answered_calls(chain)
-        return Conversation(messages=head + chain, tools=self.tools)
+        reasoning, text = self.body.reasoning or Reasoning(), self.body.text or TextOptions()
+        kwargs = template_hints(reasoning.effort, text.verbosity)
+        return Conversation(messages=head + chain, tools=self.tools, template_kwargs=kwargs)
 
     def kept(self, whole: Conversation) -> tuple[KeptPrefix, ...]:
         """What of the prompt its client asks to keep up to a breakpoint. `whole`: all of it."""
@@ -289,6 +309,11 @@ def in_this_dialect(error: ApiError) -> ApiError:
 
 def _refuse_unsupported(body: ResponseCreate) -> None:
     wire.require_neutral(body, _NEUTRAL)
+    for index, asked in enumerate(body.include or ()):
+        if asked not in INCLUDABLE:
+            path = f"include[{index}]"
+            known = ", ".join(INCLUDABLE)
+            raise invalid(path, f"Invalid '{path}': {asked[:64]!r} is none of {known}.")
     if body.top_logprobs and not body.shows_logprobs:
         raise invalid("top_logprobs", f"'top_logprobs' needs {LOGPROBS!r} in 'include'.")
 

@@ -26,7 +26,7 @@ from service.model_card import ModelCard
 
 MAX_N: Final = 16
 SHARED_HARMLESS: Final = (
-    "prediction web_search_options moderation add_special_tokens truncation_side no_stop_trim "
+    "moderation add_special_tokens truncation_side no_stop_trim "
     "separate_reasoning stream_reasoning return_meta_info return_prompt_token_ids "
     "return_token_offsets return_prompt_text return_cached_tokens_details"
 )

@@ -18,7 +18,7 @@ HELLO: Any = [{"role": "user", "content": "hi"}]
 EXTRAS = {
     "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 1, "ignore_eos": False,
     "cache_salt": "s", "priority": 0, "return_token_ids": True, "chat_template_kwargs": {},
-    "session_id": "s", "rid": "r", "include_reasoning": True, "user_tier": "gold", "top_a": 0.5,
+    "session_id": "s", "rid": "r", "include_reasoning": True, "user_tier": "gold", "top_a": 0,
 }  # fmt: skip
 NEUTRAL: Any = {
     "user": "u", "metadata": {"a": "b"}, "store": False, "safety_identifier": "s",
@@ -46,7 +46,7 @@ def test_what_servers_like_this_one_take_goes_through(sdk: openai.OpenAI) -> Non
     chat = sdk.chat.completions.create(model=MODEL, messages=HELLO, extra_body=EXTRAS, **NEUTRAL)
     assert chat.choices[0].message.content == "fine"
     response = sdk.responses.create(
-        model=MODEL, input="hi", user="u", metadata={"a": "b"}, extra_body={"top_k": 5, "top_a": 1}
+        model=MODEL, input="hi", user="u", metadata={"a": "b"}, extra_body={"top_k": 5, "my_own": 1}
     )
     assert response.output_text == "fine"
     completion = sdk.completions.create(model=MODEL, prompt="hi", user="u", extra_body=EXTRAS)
@@ -93,7 +93,7 @@ def test_on_a_socket_it_is_an_error_event(server: LiveServer) -> None:
         error = json.loads(socket.recv(timeout=20))
         assert (error["status"], error["stream_id"]) == (400, "a")
         assert error["error"]["code"] == "unknown_parameter"
-        socket.send(json.dumps({**create, "top_a": 5, "stream_id": "a"}))
+        socket.send(json.dumps({**create, "my_own": 5, "stream_id": "a"}))
         while (event := json.loads(socket.recv(timeout=20)))["type"] != "response.completed":
             assert event["type"] != "error"
 

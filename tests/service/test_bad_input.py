@@ -218,6 +218,7 @@ def test_values_out_of_range_are_named(
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"web_search_options": {}}, "web_search_options"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"structured_outputs": {"whitespace": "x"}}, "structured_outputs.whitespace"),
     ],

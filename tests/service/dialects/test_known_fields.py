@@ -76,12 +76,29 @@ def body(*names: str) -> bytes:
         (RESPONSES, "max_tokens", "max_output_tokens"),
         (RESPONSES, "messages", "input"),
         (RESPONSES, "response_format", "text.format"),
-        (RESPONSES, "previous_response", ""),
+        (RESPONSES, "previous_response", "previous_response_id"),
         (RESPONSES, "instruction", "instructions"),
         (MESSAGES, "max_output_tokens", "max_tokens"),
         (MESSAGES, "stop", "stop_sequences"),
         (MESSAGES, "stop_sequence", "stop_sequences"),
         (MESSAGES, "response_format", "output_config.format"),
+        *[(fields, "topp", "top_p") for fields in ALL],
+        *[(fields, "topk", "top_k") for fields in ALL],
+        *[(fields, "temp", "temperature") for fields in ALL],
+        *[(fields, "temprture", "temperature") for fields in ALL],
+        (CHAT, "max_tokn", "max_tokens"),
+        (COMPLETIONS, "max_tokn", "max_tokens"),
+        (MESSAGES, "max_tokn", "max_tokens"),
+        (RESPONSES, "max_otput_tokns", "max_output_tokens"),
+        *[(fields, name, "tools") for fields in (CHAT, MESSAGES) for name in ("tols", "tool")],
+        (CHAT, "sytem", "messages"),
+        (MESSAGES, "sytem", "system"),
+        (CHAT, "repeat_penalty", "repetition_penalty"),
+        *[(CHAT, name, "response_format") for name in ("json_schema", "format")],
+        (CHAT, "response_schema", "response_format"),
+        (CHAT, "grammar", "structured_outputs.grammar"),
+        (RESPONSES, "json_schema", "text.format"),
+        (MESSAGES, "response_schema", "output_config.format"),
     ],
 )
 def test_a_slip_is_refused_with_what_it_is_for(fields: KnownFields, name: str, meant: str) -> None:
@@ -93,6 +110,32 @@ def test_a_slip_is_refused_with_what_it_is_for(fields: KnownFields, name: str, m
     error = caught.value
     assert (error.status, error.code, error.param) == (400, "unknown_parameter", name)
     assert f"'{meant}'" in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        *[(fields, "options", {"num_ctx": 8192}) for fields in ALL],
+        *[(fields, "num_ctx", 8192) for fields in ALL],
+        *[(fields, "extra_body", {}) for fields in ALL],
+        (RESPONSES, "prediction", {"type": "content", "content": "x"}),
+        (RESPONSES, "logit_bias", {"5": 9}),
+        (RESPONSES, "repeat_penalty", 1.2),
+        (MESSAGES, "grammar", "root ::= 'a'"),
+        (MESSAGES, "frequency_penalty", 0.5),
+        (CHAT, "typical_p", 0.9),
+        (COMPLETIONS, "json_schema", {"type": "object"}),
+    ],
+)
+def test_what_changes_answers_elsewhere_is_refused_by_name(
+    fields: KnownFields, name: str, value: Any
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        fields.check(msgspec.json.encode({name: value}))
+    assert (caught.value.status, caught.value.param) == (400, name)
+    assert f"'{name}' is not supported here" in caught.value.message
+    for nothing in ("null", "false", "0", "1.0", '""', "[]"):
+        fields.check(f'{{"{name}": {nothing}}}'.encode())
 
 
 MESSAGE = {"role": "user", "content": "hi"}

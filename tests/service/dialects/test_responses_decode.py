@@ -132,6 +132,8 @@ def test_what_agents_send_along_is_tolerated() -> None:
         ignore_eos=None,
     )
     assert request.input == (Message("user", "hi"),)
+    hints = {"reasoning_effort": "low", "verbosity": "low"}
+    assert request.conversation(request.input).template_kwargs == hints
     assert decode(model="alias").body.model == "alias"
 
 
@@ -188,6 +190,8 @@ def test_the_nearest_trace_context_wins() -> None:
         ),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"conversation": "conv_1"}, "conversation", "unsupported_value"),
+        ({"include": ["reasoning.encrypted_content", "x"]}, "include[1]", "invalid_value"),
+        ({"prediction": {"type": "content"}}, "prediction", "unknown_parameter"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_value"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_value"),

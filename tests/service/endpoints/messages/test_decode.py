@@ -204,6 +204,11 @@ def test_thinking_is_told_to_the_template(kind: str, thinks: bool) -> None:
     assert decode().generation.conversation.template_kwargs == {}
 
 
+def test_the_effort_is_told_to_the_template() -> None:
+    asked = decode(output_config={"effort": "high"})
+    assert asked.generation.conversation.template_kwargs == {"reasoning_effort": "high"}
+
+
 def test_breakpoints_are_where_they_were_set() -> None:
     request = decode(
         tools=[WEATHER, {**WEATHER, "name": "other", **HOUR}],
