@@ -93,7 +93,6 @@ class StepLoop:
         self._open: dict[str, _Open] = {}
         self._events: list[EngineEvent] = []
         self._replies: list[Reply] = []
-        self._num_due = 0
         self._drain_asked = False
         self._ending = False
         self._ending_told = False
@@ -126,7 +125,7 @@ class StepLoop:
                 if self._ending and not self._open:
                     self._drained = not self._closed
                     break
-            self._send_all()
+            self._send()
         except Exception as error:
             self._ending = True
             for request_id in list(self._open):
@@ -135,7 +134,7 @@ class StepLoop:
                 )
                 _tell_failed(request_id, message, self._open[request_id])
                 self._end(request_id, message, retryable=True)
-            self._send_all()
+            self._send()
             raise
         finally:
             try:
@@ -151,7 +150,7 @@ class StepLoop:
         """Take what has arrived; blocks only when idle. False when the edge is gone."""
         idle_ms = self._idle_ms()
         if idle_ms != 0:
-            self._send_all()
+            self._send()
         self._watch_for_room()
         ready = dict(self._poll.poll(idle_ms))
         if not ready and not self._drain_asked:
@@ -275,7 +274,6 @@ class StepLoop:
             return
         for event in self._core.step(self._send):
             self._note(event)
-        self._num_due = len(self._replies)
 
     def _note(self, event: EngineEvent) -> None:
         state = self._open.get(event.request_id)
@@ -314,27 +312,20 @@ class StepLoop:
             )
         )
 
-    def _send_all(self) -> None:
-        """Send what there is; no step comes that it could wait for."""
-        self._num_due = len(self._replies)
-        self._send()
-
     def _send(self) -> None:
-        """One message for all events since the last, and the replies to calls before the last
-        step. Never blocks; what waits for the socket is bounded by the credits of the open
-        requests."""
+        """One message for all events and replies since the last; a reply to a call that was read
+        between two steps says what was so after the first one, whose events go with it. Never
+        blocks; what waits for the socket is bounded by the credits of the open requests."""
         cache_events = self._core.take_cache_events()
-        replies = self._replies[: self._num_due]
-        told = self._events or replies or cache_events
+        told = self._events or self._replies or cache_events
         if not told and self._ending == self._ending_told:
             return
         message = StepMessage(
-            tuple(self._events), tuple(replies), self._ending, cache_events, self._core.load
+            tuple(self._events), tuple(self._replies), self._ending, cache_events, self._core.load
         )
         self._ending_told = self._ending
         self._events.clear()
-        del self._replies[: self._num_due]
-        self._num_due = 0
+        self._replies.clear()
         self._sender.push(encode(message))
 
     def _flush_last_words(self) -> None:

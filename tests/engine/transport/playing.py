@@ -47,6 +47,13 @@ def request(
     return EngineRequest(name, prompt, sampling, deadline_ns=deadline_ns, credits=credits)
 
 
+async def a_step_passes(engine: EngineClient) -> None:
+    """Returns when what was said before has had a step to show in. The first call's answer may
+    come while that step computes; the second call is read after it."""
+    await engine.stats()
+    await engine.stats()
+
+
 async def start_engine(
     border: str, folder: Path, file: ScriptFile, max_running: int, max_waiting: int
 ) -> EngineClient:

@@ -30,7 +30,6 @@ from engine.wire.messages import (
     FromEngine,
     Grant,
     Ready,
-    StatsReply,
     StepMessage,
     decode_command,
     decode_from_engine,
@@ -146,14 +145,11 @@ def core() -> ScriptedCore:
 
 
 def test_one_message_tells_all_of_a_step() -> None:
-    """Events of several requests and answers to calls go together."""
-    first = commands(Add(request("a")), Add(request("b")), AskStats(5))
-    conversation = Conversation(core(), first)
+    conversation = Conversation(core(), commands(Add(request("a")), Add(request("b"))))
     message = conversation.next()
     assert isinstance(message, StepMessage)
     kinds = [(event.request_id, type(event)) for event in message.events]
     assert kinds == [("a", Started), ("a", TokenDelta), ("b", Started), ("b", TokenDelta)]
-    assert [type(reply) for reply in message.replies] == [StatsReply]
     conversation.ours.sendall(commands(Drain()))
     steps = [message, *conversation.hear()]
     assert finished(of_request(steps, "a")).reason is FinishReason.STOP
@@ -190,32 +186,53 @@ def test_drain_refuses_what_has_not_started() -> None:
 
 
 class _Computing(ScriptedCore):
-    """Its second step computes until somebody has heard of the first."""
+    """Some of its steps compute until they are let go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *long_steps: int) -> None:
         super().__init__(lambda asked: text_script("abc", 1))
         self.num_steps = 0
-        self.heard = threading.Event()
+        self.begun = {step: threading.Event() for step in long_steps}
+        self.go_on = {step: threading.Event() for step in long_steps}
 
     def step(self, meanwhile: Callable[[], None] = do_nothing) -> list[EngineEvent]:
         self.num_steps += 1
         events = super().step(meanwhile)
-        if self.num_steps == 2:
-            assert self.heard.wait(PATIENCE_S)
+        if self.num_steps in self.begun:
+            self.begun[self.num_steps].set()
+            assert self.go_on[self.num_steps].wait(PATIENCE_S)
         return events
 
 
 def test_a_step_is_told_while_the_next_one_computes() -> None:
-    computing = _Computing()
+    computing = _Computing(2)
     conversation = Conversation(computing, commands(Add(request("a"))))
     message = conversation.next()
     assert isinstance(message, StepMessage)
     assert text_of(list(message.events)) == b"a"
-    computing.heard.set()
+    computing.go_on[2].set()
     conversation.ours.sendall(commands(Drain()))
     events = of_request([message, *conversation.hear()], "a")
     assert text_of(events) == b"abc"
     assert finished(events).reason is FinishReason.STOP
+
+
+def test_a_call_is_answered_while_the_next_step_computes() -> None:
+    """With the events of the step in which it came, if it came in one: they were so far."""
+    computing = _Computing(1, 2)
+    conversation = Conversation(computing, commands(Add(request("a")), AskStats(5)))
+    before = conversation.next()
+    assert isinstance(before, StepMessage)
+    assert ([reply.call_id for reply in before.replies], before.events) == ([5], ())
+    assert computing.begun[1].wait(PATIENCE_S)
+    conversation.ours.sendall(commands(AskStats(6)))
+    computing.go_on[1].set()
+    during = conversation.next()
+    assert isinstance(during, StepMessage)
+    assert [reply.call_id for reply in during.replies] == [6]
+    assert text_of(list(during.events)) == b"a"
+    computing.go_on[2].set()
+    conversation.ours.sendall(commands(Drain()))
+    assert text_of(of_request([during, *conversation.hear()], "a")) == b"abc"
 
 
 def test_requests_after_close_still_end_once() -> None:
