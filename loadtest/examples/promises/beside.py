@@ -32,6 +32,9 @@ USED_PROMPTS: Final = 12
 """Together as long as the cache: every page was used before anything is measured, as it is after a
 server's first minutes. First touches of memory take 0.2 ms for 2 MiB, and on a virtual machine
 whose host gives it in small pages 4 ms: every sixth step would take that longer."""
+STEADY: Final = ("--speculation", "off")
+"""A token in each step. With drafts the pace is that of how much the streams repeat themselves, and
+they soon fill the cache."""
 QUIET_PIECES: Final = 100
 """Tokens of each stream before the prompt comes."""
 SHOWN: Final = 3.0
@@ -72,7 +75,7 @@ async def measure(plan: Plan, sheet: Sheet, folder: Path | None) -> None:
     seed = f"{time.time_ns():x}"
 
     async def point(tokens: int, times: int, name: str, *options: str, alone: int = 0) -> Point:
-        async with serving(name, "--kv-memory", KV_MEMORY, *options) as server:
+        async with serving(name, "--kv-memory", KV_MEMORY, *STEADY, *options) as server:
             one = Point(await _Beside(server, tokens, f"{seed}/{name}").run(alone, times))
         gaps = "".join(f"{one.itl(name):>9.1f}" for name in ("p50", "p95", "p99", "max"))
         sheet.say(f"{name:<24}{gaps}  {one.speed:>9.0f}")
