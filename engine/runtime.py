@@ -228,8 +228,9 @@ def assemble_core(
     )
 
 
-def _lock_folder(folder: Path) -> FolderLock | None:
-    """None where there can be none; the engine then starts all the same, like without a cache."""
+def _lock_folder(folder: Path) -> FolderLock:
+    """Raises EngineError where there can be none: two engines that both went on without it would
+    each delete what the other keeps."""
     try:
         return FolderLock(folder)
     except FolderInUseError as error:
@@ -239,8 +240,10 @@ def _lock_folder(folder: Path) -> FolderLock | None:
             "end that server first, or give this one a folder of its own"
         ) from error
     except OSError as error:
-        _log.warning("--cache-dir %s cannot be locked: %s", folder, error)
-        return None
+        raise EngineError(
+            f"--cache-dir {folder} cannot be kept from other servers: {error.filename or folder}: "
+            f"{error.strerror or error}: mend or remove that, or give another folder"
+        ) from error
 
 
 def _disk_tier(config: EngineConfig, info: EngineInfo, runner: ModelRunner[Any, Any]) -> DiskTier:

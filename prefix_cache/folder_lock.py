@@ -1,7 +1,9 @@
 """One cache per folder: two that write the same files would each delete what the other keeps."""
 
+import errno
 import fcntl
 import os
+import stat
 import time
 import weakref
 from pathlib import Path
@@ -27,9 +29,10 @@ class FolderLock:
 
     def __init__(self, folder: Path, wait_s: float = _WAIT_S) -> None:
         """Makes the folder if need be, and a file in it. Waits at most so long for another holder
-        to end. Raises FolderInUseError; OSError where there can be no such folder or lock."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        to end. Raises FolderInUseError; OSError, with the path at fault, where there can be no such
+        folder or lock."""
+        _make(folder)
+        descriptor = _open(folder / _NAME)
         self._close = weakref.finalize(self, os.close, descriptor)
         give_up_s = time.monotonic() + wait_s
         while not _take(descriptor):
@@ -43,6 +46,29 @@ class FolderLock:
     def close(self) -> None:
         """Let go of it; done once it is done."""
         self._close()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        what = "this link leads nowhere" if folder.is_symlink() else "this is no folder"
+        raise NotADirectoryError(errno.ENOTDIR, what, str(folder)) from None
+
+
+def _open(path: Path) -> int:
+    """A file that is the folder's own: what a link leads to is not written."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "this is a symbolic link", str(path)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+    return descriptor
 
 
 def _take(descriptor: int) -> bool:

@@ -1,6 +1,7 @@
 """From a config to a core that answers."""
 
 import logging
+import os
 import shutil
 import sys
 from importlib.util import find_spec
@@ -34,6 +35,30 @@ def model_path() -> Path:
 
 
 CONFIG = EngineConfig(model=str(model_path()), kv_memory_bytes=64 * 2**20, max_context=1024)
+
+
+@pytest.mark.parametrize("obstacle", ["folder", "pipe", "link", "nowhere", "file"])
+def test_a_cache_folder_that_cannot_be_locked_is_refused(tmp_path: Path, obstacle: str) -> None:
+    """Two engines would both go on in it, and delete each other's files."""
+    folder = tmp_path / "cache"
+    at_fault = folder if obstacle in ("nowhere", "file") else folder / "lock"
+    if at_fault != folder:
+        folder.mkdir()
+    match obstacle:
+        case "folder":
+            at_fault.mkdir()
+        case "pipe":
+            os.mkfifo(at_fault)
+        case "file":
+            at_fault.write_text("")
+        case _:
+            at_fault.symlink_to(tmp_path / "missing")
+    with pytest.raises(EngineError) as told:
+        build_core(msgspec.structs.replace(CONFIG, cache_dir=str(folder)))
+    assert str(told.value).startswith(f"--cache-dir {folder} cannot be kept from other servers: ")
+    assert f" {at_fault}: " in str(told.value)
+    assert "give another folder" in str(told.value)
+    assert not (tmp_path / "missing").exists()
 
 
 def test_the_default_model_answers(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,25 @@ def test_a_killed_holder_has_it_no_longer(tmp_path: Path) -> None:
         FolderLock(tmp_path, wait_s=30.0).close()
 
 
+def test_a_lock_that_is_a_link_is_told_and_what_it_leads_to_is_left_alone(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("not a lock")
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "lock").symlink_to(precious)
+    with pytest.raises(OSError, match=r"symbolic link.*cache/lock"):
+        FolderLock(folder)
+    assert precious.read_text() == "not a lock"
+
+
+def test_a_link_to_a_folder_is_that_folder(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path / "cache")
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    with pytest.raises(FolderInUseError):
+        FolderLock(tmp_path / "link", wait_s=0.0)
+    lock.close()
+
+
 def test_a_place_that_can_be_no_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
