@@ -12,6 +12,7 @@ from service.dialects import wire
 from service.dialects.chat_messages import (
     INSIDE_PROMPT,
     MAX_PARTS,
+    PART_FIELDS,
     Part,
     Prompt,
     decode_conversation,
@@ -79,7 +80,7 @@ FIELDS: Final = KnownFields.of(
         **INSIDE_PROMPT,
         **INSIDE_SAMPLING,
         "response_format": FORMAT_FIELDS,
-        "prediction": KnownFields.within(Prediction),
+        "prediction": KnownFields.within(Prediction, content=PART_FIELDS),
     },
 )
 
@@ -160,8 +161,10 @@ def _prediction(prediction: Prediction | None) -> str:
     if isinstance(prediction.content, str):
         return prediction.content
     for index, part in enumerate(prediction.content):
-        if part.type != "text" or part.text is None:
+        if part.type != "text":
             raise wire.unsupported_value(f"prediction.content[{index}].type")
+        if part.text is None:
+            raise wire.missing_parameter(f"prediction.content[{index}].text")
     return "".join(part.text or "" for part in prediction.content)
 
 

@@ -48,9 +48,10 @@ class WireMessage(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
-_PART: Final = KnownFields.within(
+PART_FIELDS: Final = KnownFields.within(
     Part, harmless="image_url input_audio file video_url audio_url cache_control"
 )
+"""Those of a part of a content."""
 _CALL: Final = KnownFields.within(
     WireToolCall,
     harmless="custom index",
@@ -61,7 +62,7 @@ INSIDE_PROMPT: Final = {
     "messages": KnownFields.within(
         WireMessage,
         harmless="audio function_call annotations reasoning reasoning_content",
-        content=_PART,
+        content=PART_FIELDS,
         tool_calls=_CALL,
     ),
     "tools": KnownFields.within(harmless="type custom cache_control function", function=_FUNCTION),

@@ -89,6 +89,10 @@ def test_a_body_that_is_no_object(server: LiveServer, raw: bytes) -> None:
             body(messages=[{"role": "assistant", "tool_calls": [{"id": "c"}]}]),
             "messages[0].tool_calls[0].function",
         ),
+        (
+            body(prediction={"type": "content", "content": [{"type": "text", "text": None}]}),
+            "prediction.content[0].text",
+        ),
         (body(tools=[{"type": "function"}]), "tools[0].function"),
     ],
 )

@@ -159,6 +159,12 @@ PROMPT = prewarm.FIELDS
             "messages[0].tool_calls[0].function.",
             "arguments",
         ),
+        (
+            CHAT,
+            {"prediction": {"content": [{"type": "text", "text": "x", "cacheControl": {}}]}},
+            "prediction.content[0].",
+            "cache_control",
+        ),
         (CHAT, {"tools": [{"functions": {}}]}, "tools[0].", "function"),
         (CHAT, {"tools": [{"function": {"parameter": {}}}]}, "tools[0].function.", "parameters"),
         (CHAT, {"tools": [{"function": {"desciption": ""}}]}, "tools[0].function.", "description"),
