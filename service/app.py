@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.types import SHARED_TENANT
 from service.access.credentials import CredentialMiddleware
 from service.access.origin import OriginMiddleware
+from service.access.refusal import refuse
 from service.dashboard.feed import FeedSocket
 from service.dashboard.node import TreeNode
 from service.dashboard.page import DashboardPage
@@ -49,6 +50,7 @@ from service.transport.intake import Hold, TimedBody
 
 _METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 _UNDER_V1: Final = ("chat", "completions", "responses", "messages", "models")
+MAX_LOGGED: Final = 300
 _REQUEST_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ log = logging.getLogger(__name__)
 def create_app(services: Services) -> "App":
     """The edge as one ASGI application: HTTP and WebSocket, no lifespan of its own."""
     sockets = ResponsesSockets(services)
-    routes = Router(_routes(services, sockets), redirect_slashes=False)
+    routes = Router(_routes(services, sockets), redirect_slashes=False, default=unknown_url)
     return App(_guarded(routes, services), services, sockets, services.responses, services.feed)
 
 
@@ -118,6 +120,18 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
         Route("/admin/pool", Pool(engine), methods=["GET"]),
         Route("/admin/cache/flush", Flush(engine), methods=["POST"]),
     ]
+
+
+async def unknown_url(scope: Scope, receive: Receive, send: Send) -> None:
+    """404 for a path that no route has, for WebSockets too, whose clients tend to show no more of
+    it than the status: the log has the rest."""
+    is_socket = scope["type"] == "websocket"
+    where = f"{'WebSocket' if is_socket else scope['method']} {scope['path']}"
+    socket_path = " WebSockets are at /v1/responses." if is_socket else ""
+    message = f"Unknown URL: {where}.{_right_base(scope['path'])}{socket_path}"
+    if is_socket:
+        log.info("refused: %r", message[:MAX_LOGGED])
+    await refuse(ApiError(404, message, code="unknown_url"), scope, send)
 
 
 class Elsewhere:
@@ -188,7 +202,7 @@ class App:
             trace_number=trace_number,
             tenant=SHARED_TENANT,
         )
-        scope["app"] = self  # so that the router raises its 404 and 405 instead of answering them
+        scope["app"] = self  # so that the router raises its 405 instead of answering it
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
@@ -261,9 +275,6 @@ def _answer_for(error: Exception, scope: Scope, request_id: str) -> ApiError:
 
 def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
     where = f"{scope['method']} {scope['path']}"
-    if error.status_code == 404:
-        message = f"Unknown URL: {where}.{_right_base(scope['path'])}"
-        return ApiError(404, message, code="unknown_url")
     if error.status_code == 405:
         return ApiError(
             405,

@@ -33,7 +33,7 @@ from service.telemetry.exporting import ExportError, metric_exporter, span_expor
 from service.telemetry.log_context import mark_lines
 from service.telemetry.otlp_metrics import MetricsExport
 from service.telemetry.tracing import RequestTracer
-from service.transport.tls import TlsContext
+from service.transport.tls import TlsContext, unusable
 
 SWITCH_INTERVAL_S = 0.001
 """How long a busy worker thread may keep the event loop waiting for the interpreter."""
@@ -190,9 +190,7 @@ def _check_tls(settings: Settings) -> None:
     try:
         TlsContext.of(settings.tls_cert, settings.tls_key)
     except OSError as error:
-        raise StartError(
-            f"--tls-cert {settings.tls_cert} holds no usable certificate and key: {error}."
-        ) from error
+        raise StartError(unusable(settings.tls_cert, settings.tls_key, error)) from error
 
 
 def _find_model(settings: Settings) -> Path:

@@ -37,10 +37,11 @@ class ModelCard:
     def require(self, name: str) -> None:
         """Raises ApiError 404 `model_not_found` unless `name` is served."""
         if name not in self.names and name != DEFAULT_NAME:
+            others = (*self.names[1:], *[DEFAULT_NAME] * (DEFAULT_NAME not in self.names))
             raise ApiError(
                 404,
                 f"The model {name!r} does not exist; this server serves {self.id!r}, also as "
-                f"{DEFAULT_NAME!r}; --served-model-name gives it other names.",
+                f"{', '.join(map(repr, others))}; --served-model-name gives it other names.",
                 code="model_not_found",
                 param="model",
             )

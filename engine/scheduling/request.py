@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from engine.execution.penalties import LogitRules
 from engine.speculation.drafter import Drafter
+from engine.speculation.prediction import count_predicted
 from engine.stats import StepWork
 from engine.text import StopMatcher
 from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams, unpack_tokens
@@ -263,8 +264,11 @@ class Request:
 
     @property
     def num_predicted_tokens(self) -> int:
-        """Tokens said as the caller's prediction has them."""
-        return self.drafter.num_predicted if self._prediction else 0
+        """Tokens of the caller's prediction that were said, whether or not they were drafts."""
+        if not self._prediction:
+            return 0
+        said = self.token_ids[self.num_prompt_tokens :]
+        return count_predicted(unpack_tokens(self._prediction), said)
 
     @property
     def max_drafts(self) -> int:

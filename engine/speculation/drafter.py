@@ -34,8 +34,6 @@ class Drafter:
         """Where in the index the expected token stands; -1 without a match."""
         self._length = _STEPS[-1]
         self._chances = list(_FIRST_CHANCES)
-        self.num_predicted = 0
-        """Tokens said that were expected as they stand in the prediction."""
 
     def follow(self, token_ids: Int32Array) -> None:
         """Take in what was added to the sequence since."""
@@ -78,7 +76,6 @@ class Drafter:
         step = _step(self._length)
         self._chances[step] += _MEMORY * (right - self._chances[step])
         if right:
-            self.num_predicted += self._next < self._num_given
             self._next += 1
             self._length += 1
         else:

@@ -18,7 +18,7 @@ from service.access.refusal import refuse
 from service.errors import ApiError
 
 OPEN: Final = ("/", "/health", "/dashboard")
-ADMIN: Final = ("/admin", "/metrics")
+ADMIN: Final = ("/admin", "/metrics", "/v1/roofline")
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 
 

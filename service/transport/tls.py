@@ -1,5 +1,6 @@
 """TLS, and a sentence for clients that speak plain HTTP to it."""
 
+import re
 import ssl
 from pathlib import Path
 from typing import Any, Final
@@ -7,6 +8,8 @@ from typing import Any, Final
 _HANDSHAKE: Final = 0x16
 """The first byte of a TLS connection: the content type of its first record (RFC 8446, 5.1)."""
 _TOLD: Final = b"This port speaks TLS: use https://, or wss:// for WebSockets.\n"
+_CERTIFICATE: Final = re.compile(rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----")
+_PRIVATE_KEY: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _ANSWER: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_TOLD), _TOLD)
@@ -19,7 +22,8 @@ class TlsContext(ssl.SSLContext):
 
     @classmethod
     def of(cls, certificate: Path, key: Path | None) -> "TlsContext":
-        """`key` None: the certificate's file holds it. Raises OSError where they are not usable."""
+        """`key` None: the certificate's file holds it. Raises OSError where they are not usable;
+        `unusable` says why."""
         context = cls(ssl.PROTOCOL_TLS_SERVER)
         context.sslobject_class = _Handshake
         context.load_cert_chain(certificate, key)
@@ -33,6 +37,30 @@ class TlsContext(ssl.SSLContext):
         assert isinstance(wrapped, _Handshake)  # `sslobject_class` is what it makes
         wrapped.watch(incoming, outgoing)
         return wrapped
+
+
+def unusable(certificate: Path, key: Path | None, error: OSError) -> str:
+    """A sentence on a certificate and key that `TlsContext.of` did not take."""
+    given = f"--tls-cert {certificate}"
+    source, option = (certificate, given) if key is None else (key, f"--tls-key {key}")
+    for path, name in ((certificate, given), (source, option)):
+        if (fault := _unreadable(path)) is not None:
+            return f"{name} cannot be read: {fault}."
+    if not _CERTIFICATE.search(certificate.read_bytes()):
+        return f"{given} holds no usable certificate: no 'BEGIN CERTIFICATE' (PEM) stands in it."
+    if not _PRIVATE_KEY.search(source.read_bytes()):
+        hint = ": name the file that has it with --tls-key" if key is None else ""
+        return f"{option} holds no private key (PEM){hint}."
+    reason = getattr(error, "reason", "") or str(error)
+    return f"{given} holds no usable certificate and key: {reason}."
+
+
+def _unreadable(path: Path) -> str | None:
+    try:
+        with path.open("rb"):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 class _Handshake(ssl.SSLObject):

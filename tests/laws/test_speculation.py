@@ -226,6 +226,12 @@ def test_a_prediction_changes_nothing_but_the_time(
         end = run.answers[request_id].finished
         assert end is not None
         assert num_right <= end.num_predicted_tokens <= len(prediction)
+        plainly = driver(speculation=False)
+        request_id = plainly.add(tokens, sampling=sampling, prediction=prediction)
+        plainly.run()
+        other = plainly.answers[request_id].finished
+        assert other is not None
+        assert other.num_predicted_tokens == end.num_predicted_tokens
         if speculation and num_right == 60:
             assert end.num_accepted_tokens > 40
 

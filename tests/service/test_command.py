@@ -59,6 +59,7 @@ def test_a_taken_port(tmp_path: Path) -> None:
         (("--nope",), 2, "--nope"),
         (("--keys", "nowhere.toml"), 2, "headwater key"),
         (("--tls-cert", __file__), 1, "no usable certificate"),
+        (("--cache-dir", "README.md/x"), 1, "README.md/x cannot be kept from other servers"),
     ],
 )
 def test_what_cannot_start(arguments: tuple[str, ...], code: int, words: str) -> None:

@@ -41,7 +41,10 @@ def test_served_names_and_aliases() -> None:
         assert server.http.get("/v1/models/org%2Fmodel").json()["id"] == "org/model"
         for name in ("org/model", "short", "default"):
             assert ask(server, model=name)["model"] == "org/model"
-        assert server.http.post("/v1/chat/completions", json=body(model=MODEL)).status_code == 404
+        refused = server.http.post("/v1/chat/completions", json=body(model=MODEL))
+        assert refused.status_code == 404
+        message = refused.json()["error"]["message"]
+        assert "this server serves 'org/model', also as 'short', 'default'" in message
 
 
 def test_health(server: LiveServer) -> None:

@@ -103,20 +103,7 @@ def test_a_prediction_is_followed_from_its_beginning_and_found_again() -> None:
     for token_id in (50, 51, 52, 7):  # it goes another way,
         tokens.append(token_id)
         follow(drafter, tokens)
-    assert drafter.num_predicted == 3
     assert drafter.draft(2) == ()
     tokens += [60, 61, 62]  # and comes back
     follow(drafter, tokens)
     assert drafter.draft(2) == (63, 64)
-    tokens += [63, 64, 65]
-    follow(drafter, tokens)
-    assert drafter.num_predicted == 6
-
-
-def test_what_is_found_in_the_prompt_is_not_counted_as_predicted() -> None:
-    drafter = Drafter(np.arange(10, dtype=np.int32), np.array([99], dtype=np.int32))
-    tokens = [*range(10), 2, 3, 4]
-    follow(drafter, tokens)
-    assert drafter.draft(3) == (5, 6, 7)
-    follow(drafter, [*tokens, 5, 6, 7])
-    assert drafter.num_predicted == 0

@@ -110,6 +110,8 @@ def test_the_operators_routes(server: LiveServer) -> None:
 
     assert get("/health").is_success
     assert get("/health/ready").is_success
+    assert get("/v1/roofline", **bearer(A)).status_code == 403
+    assert get("/v1/roofline", **bearer(OPERATOR)).is_success
     assert get("/admin/pool").status_code == 401
     assert get("/admin/pool", **bearer(A)).json()["error"]["code"] == "admin_only"
     assert get("/admin/pool", **bearer(OPERATOR)).is_success

@@ -12,6 +12,7 @@ import pytest
 
 from engine.scripted import text_script
 from service.config import Settings
+from service.transport.tls import TlsContext, unusable
 from tests.service.calls import CHAT, body
 from tests.service.conftest import LiveServer, run_server
 from tests.service.raw import chat_request, connected, read_to_end
@@ -29,6 +30,23 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     both = folder / "both.pem"
     both.write_text(key.read_text() + cert.read_text())
     return both
+
+
+def test_what_is_wrong_with_a_certificate_or_key_is_said(certificate: Path) -> None:
+    cert, key = certificate.parent / "cert.pem", certificate.parent / "key.pem"
+
+    def fault(given: Path, own_key: Path | None) -> str:
+        with pytest.raises(OSError) as caught:
+            TlsContext.of(given, own_key)
+        return unusable(given, own_key, caught.value)
+
+    assert f"--tls-cert {cert} holds no private key" in fault(cert, None)
+    assert "with --tls-key" in fault(cert, None)
+    assert f"--tls-key {cert} holds no private key" in fault(cert, cert)
+    assert f"--tls-cert {key} holds no usable certificate: no 'BEGIN" in fault(key, key)
+    assert "nowhere.pem cannot be read: No such file" in fault(cert, cert.parent / "nowhere.pem")
+    own = Path(__file__)
+    assert f"--tls-cert {own} holds no usable certificate" in fault(own, None)
 
 
 @pytest.fixture(scope="module")
