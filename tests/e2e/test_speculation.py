@@ -6,7 +6,9 @@ import openai
 
 from tests.e2e.conftest import Server
 
-CODE = "\n".join(f"def scale_{i}(value):\n    return value * {i}\n" for i in range(6))
+OTHER = "\n".join(
+    f"The {n} ship came home at dusk, and nobody sang." for n in ("old", "red", "last") * 3
+)
 ASKED: Any = {
     "model": "default",
     "messages": [{"role": "user", "content": "Write six functions that scale a value."}],
@@ -33,7 +35,7 @@ def test_a_prediction_is_used_and_accounted_for(server: Server) -> None:
         assert counted(server, "accepted_tokens") > before + 20
         assert counted(server, "draft_tokens") >= counted(server, "accepted_tokens")
         assert counted(server, "drafts") > 0
-        parts: Any = [{"type": "text", "text": part} for part in CODE.splitlines(keepends=True)]
+        parts: Any = [{"type": "text", "text": part} for part in OTHER.splitlines(keepends=True)]
         wrong = sdk.chat.completions.create(
             **ASKED, prediction={"type": "content", "content": parts}
         )
@@ -47,7 +49,7 @@ def test_a_prediction_is_used_and_accounted_for(server: Server) -> None:
     assert accepted[1] is not None and rejected[1] is not None
     assert accepted[1] > 40 and rejected[1] < 20
     assert accepted[2] is not None and rejected[2] is not None
-    assert accepted[2] < 20 < 60 < rejected[2]
+    assert accepted[2] < 5 < 60 < rejected[2]
 
 
 def test_a_prediction_that_is_no_text_is_refused(server: Server) -> None:
