@@ -6,7 +6,7 @@ process). Token ids travel as little-endian int32 bytes.
 
 import struct
 from enum import StrEnum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -192,24 +192,33 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+LEAST_SHARE: Final = 3
+"""What is used less than to one part in so many is not what the kernels wait for."""
+
+
 class Verdict(StrEnum):
     """What a stretch of computing waited for most."""
 
     COMPUTE = "compute-bound"
     BANDWIDTH = "bandwidth-bound"
     HOST = "host-bound"
+    NEITHER = "neither"
     UNKNOWN = "unknown"
 
 
 def judge(wall_ns: int, kernel_ns: int, memory_ns: int, compute_ns: int) -> Verdict:
     """HOST where more time went beside the kernels than in them. Else what the kernels wait for:
     the memory, or the units that multiply, whichever needs longer at its best for the bytes that
-    had to move or the operations; how far from their best they were is no reason to blame the host.
-    UNKNOWN where the machine was not measured, or nothing was computed."""
+    had to move or the operations; how far from their best they were is no reason to blame the host,
+    but NEITHER is the limit where the kernels used less than a third of both: small pieces of work,
+    or cores that others used. UNKNOWN where the machine was not measured, or nothing was
+    computed."""
     if not kernel_ns or not (memory_ns or compute_ns):
         return Verdict.UNKNOWN
     if wall_ns - kernel_ns >= kernel_ns:
         return Verdict.HOST
+    if max(memory_ns, compute_ns) * LEAST_SHARE < kernel_ns:
+        return Verdict.NEITHER
     return Verdict.BANDWIDTH if memory_ns >= compute_ns else Verdict.COMPUTE
 
 

@@ -99,7 +99,7 @@ def _routes(services: Services, sockets: ResponsesSockets) -> list[BaseRoute]:
         Route("/v1/cache/prewarm", Prewarm(services), methods=["POST"]),
         Route("/v1/cache/events", CacheEvents(services), methods=["GET"]),
         Route("/v1/cache/leases", Leases(services), methods=["GET", "POST"]),
-        Route("/v1/cache/leases/{id}", OneLease(services), methods=["POST", "DELETE"]),
+        Route("/v1/cache/leases/{id}", OneLease(services), methods=["GET", "POST", "DELETE"]),
         Route("/tokenize", Tokenize(services), methods=["POST"]),
         Route("/detokenize", Detokenize(services), methods=["POST"]),
         Route("/health", Health(engine), methods=["GET"]),

@@ -43,12 +43,14 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What the model reads. `continue_final`: the last assistant message is left open."""
+    """What the model reads. `continue_final`: the last assistant message is left open;
+    `asks_answer`: the head of the answer's turn stands behind the messages."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     template_kwargs: dict[str, JSONValue] = field(default_factory=dict)
     continue_final: bool = False
+    asks_answer: bool = True
 
     def beginning(self, num_messages: int) -> "Conversation":
         """The first messages, with the tools; none of them: what the tools are rendered into,

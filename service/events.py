@@ -203,6 +203,7 @@ class RequestRecord:
     end_ns: int = 0
     response_id: str = ""
     request_id: str = ""
+    path: str = ""
     tenant: str = SHARED_TENANT
     stream: bool = False
     options: dict[str, int | float | str | list[str]] = field(default_factory=dict)
@@ -221,6 +222,7 @@ class RequestRecord:
     num_accepted_tokens: int = 0
     num_replayed_tokens: int = 0
     error_type: str | None = None
+    error_param: str | None = None
     disconnected_ns: int = 0
     num_frames: int = 0
     num_bytes: int = 0

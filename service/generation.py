@@ -145,7 +145,7 @@ class Generator:
                             record.content.events.append(event)
                         yield event
         except ApiError as error:
-            record.error_type = error.code or error.type
+            record.error_type, record.error_param = error.code or error.type, error.param
             raise
         except Exception:
             record.error_type = "server_error"

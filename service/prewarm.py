@@ -5,6 +5,7 @@ import re
 import secrets
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -85,15 +86,19 @@ class PrewarmError(Exception):
 
 
 async def read_prompt(
-    body: PromptBody, services: Services
+    body: PromptBody, services: Services, *, as_prefix: bool = False
 ) -> tuple[Conversation, NDArray[np.int32]]:
-    """What the prompt is, and its tokens. Raises ApiError."""
+    """What the prompt is, and its tokens; `as_prefix`: those that later prompts begin with. An
+    answer follows a user's message or a tool's result; behind any other stands another message.
+    Raises ApiError."""
     if body.model is not None:
         services.card.require(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "Give either 'prompt' or 'messages'.")
     if body.prompt is None:
         conversation = decode_conversation(body)
+        if as_prefix and conversation.messages[-1].role not in ("user", "tool"):
+            conversation = replace(conversation, asks_answer=False)
         return conversation, (await services.renderer.render(conversation)).token_ids
     if isinstance(body.prompt, str):
         return Conversation(()), await services.renderer.tokenize(body.prompt, True)
@@ -110,7 +115,7 @@ async def warm(
     """Compute a prompt and say no word after it; its usage has the cache's summary and, where a
     time to live is given, the lease. Raises ApiError."""
     ttl_s = default_ttl_s if body.ttl is None else seconds(body.ttl)
-    conversation, token_ids = await read_prompt(body, services)
+    conversation, token_ids = await read_prompt(body, services, as_prefix=True)
     request = GenerationRequest(
         id=f"warm-{secrets.token_hex(16)}",
         model=services.card.id,

@@ -147,7 +147,8 @@ class KeyFile:
             _refuse_unknown(content)
             file = msgspec.convert(content, _File)
         except (OSError, ValueError, msgspec.ValidationError) as error:
-            raise KeyFileError(f"The key file {self._path} cannot be used: {error}.") from error
+            fault = _fault(error)
+            raise KeyFileError(f"The key file {self._path} cannot be used: {fault}.") from error
         unknown = file.tenants.keys() - {key.tenant for key in file.keys}
         if unknown:
             raise KeyFileError(
@@ -159,6 +160,31 @@ class KeyFile:
 
 
 _UNLIMITED: Final = TenantLimits()
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a file, in words of its fields."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    if isinstance(error, tomllib.TOMLDecodeError):
+        text = str(error)
+        return f"it is no TOML: {text[:1].lower()}{text[1:]}"
+    what, _, place = str(error).partition(" - at `$.")
+    where = place.rstrip("`")
+    if not isinstance(error, msgspec.ValidationError):
+        return what
+    if "required field `keys`" in what or where == "keys":
+        return "it holds no keys: `headwater key TENANT` makes one and its entry"
+    if where.endswith(".hash") or "required field `hash`" in what:
+        entry = where.removesuffix(".hash")
+        return f"{entry}.hash must be 'sha256:' and 64 of 0-9 and a-f, as `headwater key` has it"
+    if where.endswith(".tenant"):
+        return f"{where} must be 1 to 64 letters, digits, '_', '.', ':' and '-'"
+    if what.startswith("Object missing required field"):
+        return f"{where} has no '{what.split('`')[1]}'"
+    return f"{where}: {what[0].lower()}{what[1:].replace('`', '')}"
 
 
 def _refuse_unknown(content: dict[str, Any]) -> None:

@@ -180,6 +180,9 @@ def _tool_call(call: WireToolCall, path: str) -> ToolCall:
 
 def _tool(spec: dict[str, Any], path: str) -> Tool:
     wire.require_shallow(spec, path)
+    if spec.get("type") is None:
+        message = f"Missing required parameter: '{path}.type'; only 'function' is supported."
+        raise invalid(f"{path}.type", message, "missing_required_parameter")
     if spec.get("type") != "function":
         raise invalid(f"{path}.type", f"Invalid '{path}.type': only 'function' is supported.")
     function = spec.get("function")

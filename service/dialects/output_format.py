@@ -43,7 +43,8 @@ def decode_format(given: ResponseFormat | None, path: str, *, nested: bool) -> O
     if given.type == "json_object":
         return OutputFormat("json_schema", ANY_OBJECT, path)
     if given.type != "json_schema":
-        raise wire.unsupported_value(f"{path}.type")
+        message = f"Invalid '{path}.type': expected text, json_object or json_schema."
+        raise invalid(f"{path}.type", message, "unsupported_value")
     described: JsonSchema | None = given.json_schema if nested else given
     path = f"{path}.json_schema" if nested else path
     if described is None:

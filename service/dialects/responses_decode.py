@@ -327,6 +327,9 @@ def _input(input: str | list[Raw] | None) -> Input:
 def _tool(spec: dict[str, Any], path: str) -> Tool:
     """The flat tool of this dialect in the nested form that chat templates read."""
     wire.require_shallow(spec, path)
+    if spec.get("type") is None:
+        message = f"Missing required parameter: '{path}.type'; only 'function' is supported."
+        raise invalid(f"{path}.type", message, "missing_required_parameter")
     if spec.get("type") != "function":
         raise invalid(f"{path}.type", f"Invalid '{path}.type': only 'function' is supported.")
     name = wire.require_name(spec.get("name"), f"{path}.name")

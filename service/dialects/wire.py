@@ -5,10 +5,11 @@ those of a whole body go through `known_fields` first.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from service.dialects.fields import MAX_NAME
 from service.errors import ApiError, invalid
@@ -29,6 +30,7 @@ _ESCAPES = re.compile(
 )
 _COLON = re.compile(rb"[ \t\r\n]*:")
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
+_STEP = re.compile(r"\[[^\]]*\]|[^.\[]+")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _BOUND = re.compile(r"Expected `(\w+)` (of length )?([<>]=?) (.+)")
 _BOUND_WORDS = {"<=": "at most", ">=": "at least", "<": "below", ">": "above"}
@@ -43,7 +45,7 @@ def decode(data: bytes | str | msgspec.Raw, kind: type[T], path: str = "") -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error), path) from None
+        raise _refusal(str(error), path, kind) from None
     except msgspec.DecodeError as error:
         fault = _fault(data, error) if len(data) else "empty: a JSON object is expected."
         raise ApiError(400, f"The body is {fault}", code="invalid_json") from None
@@ -103,10 +105,10 @@ def convert(fields: dict[str, str], kind: type[T]) -> T:
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error), "") from None
+        raise _refusal(str(error), "", kind) from None
 
 
-def _refusal(message: str, prefix: str) -> ApiError:
+def _refusal(message: str, prefix: str, asked: Any) -> ApiError:
     where = _PATH.search(message)
     what = message[: where.start()] if where else message
     path = _join(prefix, where.group(1) if where else "")
@@ -121,7 +123,39 @@ def _refusal(message: str, prefix: str) -> ApiError:
     else:
         code = "invalid_type" if ", got " in what else "invalid_value"
         detail = what[0].lower() + what[1:].replace("`", "")
+        if what.startswith("Invalid enum value"):
+            detail += f"; expected one of {', '.join(allowed_values(asked, where))}"
     return ApiError(400, f"Invalid {subject}: {detail}.", code=code, param=path or None)
+
+
+def allowed_values(asked: Any, where: re.Match[str] | None) -> list[str]:
+    """Of the enumeration that stands at a place in a `asked`, all values; of those that different
+    kinds of objects have there, all of them."""
+    kinds = [msgspec.inspect.type_info(asked)]
+    for step in _STEP.findall(where.group(1)) if where else ():
+        kinds = [inner for kind in _flat(kinds) for inner in _inside(kind, step)]
+    enums = (kind for kind in _flat(kinds) if isinstance(kind, msgspec.inspect.LiteralType))
+    return list(dict.fromkeys(str(value) for kind in enums for value in kind.values))
+
+
+def _flat(kinds: list[msgspec.inspect.Type]) -> Iterator[msgspec.inspect.Type]:
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.Metadata):
+            yield from _flat([kind.type])
+        elif isinstance(kind, msgspec.inspect.UnionType):
+            yield from _flat([*kind.types])
+        else:
+            yield kind
+
+
+def _inside(kind: msgspec.inspect.Type, step: str) -> list[msgspec.inspect.Type]:
+    if isinstance(kind, msgspec.inspect.StructType):
+        return [field.type for field in kind.fields if field.encode_name == step]
+    if isinstance(kind, msgspec.inspect.ListType) and step.startswith("["):
+        return [kind.item_type]
+    if isinstance(kind, msgspec.inspect.DictType) and step == "[...]":
+        return [kind.value_type]
+    return []
 
 
 def _join(path: str, rest: str) -> str:

@@ -91,13 +91,19 @@ class Leases:
 
 
 class OneLease:
-    """`POST /v1/cache/leases/{id}` lets a lease last `ttl` from now, `DELETE` ends it."""
+    """`GET /v1/cache/leases/{id}` tells of a lease, `POST` lets it last `ttl` from now, `DELETE`
+    ends it."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant, lease_id = scope["state"]["tenant"], scope["path_params"]["id"]
+        if scope["method"] in ("GET", "HEAD"):
+            held = await asked(self._services.engine.leases(ListLeases(tenant)))
+            these = tuple(lease for lease in held if lease.id == lease_id)
+            await send_json(send, ShownLease.of(_found(these, lease_id)))
+            return
         if scope["method"] == "POST":
             body = await _body(scope, receive, self._services, ExtendBody, _EXTEND_FIELDS)
             call = ExtendLease(tenant, lease_id, seconds(body.ttl))

@@ -39,6 +39,8 @@ from service.transport.steering import RunningTurn, Steer, Steering, prepended, 
 
 GOING_AWAY = 1001
 
+_EXPECTED = "expected response.create, response.steer or response.processed"
+
 log = logging.getLogger(__name__)
 
 
@@ -184,7 +186,7 @@ class _Connection:
                 ended = self._services.responses.has_ended(tenant, steer.previous_response_id)
                 waits = await self._steering.receive(steer, hold, ended)
             elif envelope.type != "response.processed":
-                raise invalid("type", f"Unknown message type {envelope.type!r}.")
+                raise invalid("type", f"Unknown message type {envelope.type!r}: {_EXPECTED}.")
         except ApiError as error:
             await self._put(ws_error(error, stream_id))
         finally:
@@ -221,9 +223,10 @@ class _Connection:
                 raise self._refusal()
             if isinstance(arrival.request, ApiError):
                 self._record_refused(arrival, arrival.request)
-                raise arrival.request
-            await self._respond(stream_id, arrival.request, arrival)
-            return
+                refusal = arrival.request  # of this dialect: it names the field as it was sent
+            else:
+                await self._respond(stream_id, arrival.request, arrival)
+                return
         except SocketClosed:
             return
         except ApiError as error:

@@ -165,7 +165,7 @@ class PromptRenderer:
         variables: dict[str, JSONValue] = {
             "messages": [*messages],
             "tools": [*tools] if tools else None,
-            "add_generation_prompt": not conversation.continue_final,
+            "add_generation_prompt": conversation.asks_answer and not conversation.continue_final,
             **self._special,
         }
         if taken := sorted(variables.keys() & conversation.template_kwargs.keys()):

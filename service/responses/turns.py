@@ -324,6 +324,7 @@ class Responses:
         traceparent, tracestate = request.trace_context(origin.headers)
         record = RequestRecord(
             operation="chat",
+            path="/v1/responses",
             model=self._model,
             start_ns=origin.arrived_ns,
             request_id=origin.request_id,

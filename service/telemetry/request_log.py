@@ -36,6 +36,8 @@ def _fields(choices: Sequence[RequestRecord]) -> dict[str, str | int]:
         "trace": record.trace_id,
         "outcome": ",".join(dict.fromkeys(map(_outcome, choices))),
         "operation": record.operation,
+        **({"path": record.path} if record.path else {}),
+        **({"param": _word(record.error_param)} if record.error_param else {}),
         "total_ms": _ms(max(each.end_ns for each in choices) - record.start_ns),
     }
     if record.response_id:
@@ -65,6 +67,11 @@ def _outcome(record: RequestRecord) -> str:
     if record.finish_reason is not None:
         return record.finish_reason.value
     return f"refused:{record.error_type}"
+
+
+def _word(text: str) -> str:
+    """A field's path, which a client may have made up, as one word of a line."""
+    return "".join(each if each.isprintable() and each not in " =" else "_" for each in text)[:128]
 
 
 def _verdict(phases: list[Phase]) -> str:

@@ -51,7 +51,7 @@ class Gathering:
 def finish_refused(sink: RecordSink, record: RequestRecord, error: ApiError) -> None:
     """Tell of a request that ended before it could be generated; one that has ended stays so."""
     if not record.end_ns:
-        record.error_type = error.code or error.type
+        record.error_type, record.error_param = error.code or error.type, error.param
         record.close(time.monotonic_ns())
         sink.finish(record)
 

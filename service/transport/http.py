@@ -33,11 +33,24 @@ def _too_large(limit: int) -> ApiError:
     )
 
 
+def _compressed(encoding: str) -> ApiError:
+    return ApiError(
+        415,
+        f"Bodies with content-encoding {encoding[:64]!r} are not read: send it uncompressed.",
+        code="unsupported_content_encoding",
+        headers={"accept-encoding": "identity"},
+    )
+
+
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """The whole body. Raises ApiError 413 as soon as it is known to be too large, before it is
-    read where the client told its length; ClientGone if the client leaves meanwhile."""
+    """The whole body. Raises ApiError 415 for one that is compressed; 413 as soon as it is known
+    to be too large, before it is read where the client told its length; ClientGone if the client
+    leaves meanwhile."""
     limit = limits.body_bytes
-    length = Headers(scope=scope).get("content-length", "")
+    headers = Headers(scope=scope)
+    if (encoding := headers.get("content-encoding", "identity").strip()).lower() != "identity":
+        raise _compressed(encoding)
+    length = headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise _too_large(limit)
     pieces: list[bytes] = []
@@ -112,6 +125,7 @@ def begin_record(
         model=model,
         start_ns=start_ns,
         request_id=scope["state"]["request_id"],
+        path=scope["path"],
         tenant=scope["state"]["tenant"],
         stream=stream,
         traceparent=headers.get("traceparent"),

@@ -254,3 +254,16 @@ def test_events_tell_what_is_stored_leased_and_removed(server: Server) -> None:
             gone: set[str] = set()
             while not set(leased["pages"]) <= gone:
                 gone.update(wait_for("removed")["pages"])
+
+
+def test_a_lease_of_a_system_message_is_what_later_prompts_begin_with(server: Server) -> None:
+    system = system_prompt("lighthouse", 12)
+    lease = post(server, "leases", messages=conversation(system), ttl="1m")
+    again = server.http.get(f"/v1/cache/leases/{lease['id']}")
+    assert again.json()["id"] == lease["id"]
+    assert again.json()["tokens_asked"] == lease["tokens_asked"]
+    assert server.http.get("/v1/cache/leases/lease-none").status_code == 404
+    cache = explained(server, messages=conversation(system, "How high is it?"))
+    assert cache["cached_tokens"] == lease["tokens_asked"]
+    assert "assistant" not in (cache.get("first_divergence") or {}).get("stored", "")
+    server.http.delete(f"/v1/cache/leases/{lease['id']}").raise_for_status()

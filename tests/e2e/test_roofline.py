@@ -24,6 +24,6 @@ def test_work_adds_up_and_has_verdicts(server: Server) -> None:
         assert 0 <= each["host_share"] < 1
         assert 0 < each["mbu"] <= 1 and 0 < each["mfu"] <= 1
         assert each["flops"] <= machine["peak_flops_per_s"] * each["kernel_s"] * 1.001
-        assert each["verdict"] in ("compute-bound", "bandwidth-bound", "host-bound")
+        assert each["verdict"] in ("compute-bound", "bandwidth-bound", "host-bound", "neither")
     assert phases["prefill"]["intensity"] > 4 * phases["decode"]["intensity"]
     assert 0 < len(told["recent"]) <= 128

@@ -1,5 +1,6 @@
 """What is refused, with status, code and the path of the field; the server goes on."""
 
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -319,3 +320,48 @@ def test_what_is_not_http_is_answered_and_closed(server: LiveServer) -> None:
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(1) == b""
     assert content(ask(server)) == "still here"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "allowed"),
+    [
+        (
+            CHAT,
+            {"messages": [{**USER, "role": "robot"}]},
+            "messages[0].role",
+            "assistant, developer",
+        ),
+        (CHAT, {"service_tier": "x"}, "service_tier", "auto, default, fast"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type", "text, json_object"),
+        (CHAT, {"tools": [{"function": {"name": "f"}}]}, "tools[0].type", "'function'"),
+        ("/v1/messages", {"messages": [{**USER, "role": "x"}]}, "messages[0].role", "system, user"),
+        (
+            "/v1/messages",
+            {"messages": [USER], "cache_control": {"type": "ephemeral", "ttl": "2h"}},
+            "cache_control.ttl",
+            "1h, 5m",
+        ),
+        ("/v1/responses", {"input": [{**USER, "role": "x"}]}, "input[0].role", "assistant, dev"),
+        ("/v1/responses", {"input": "x", "truncation": "x"}, "truncation", "auto, disabled"),
+    ],
+)
+def test_the_values_that_are_allowed_are_said(
+    server: LiveServer, path: str, fields: dict[str, Any], param: str, allowed: str
+) -> None:
+    base = body() if path == CHAT else {"model": MODEL}
+    base |= {"max_tokens": 9} if path == "/v1/messages" else {}
+    answer = server.http.post(path, json={**base, **fields})
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert f"'{param}'" in message
+    assert allowed in message
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/tokenize"])
+def test_a_compressed_body_is_415(server: LiveServer, path: str) -> None:
+    data = gzip.compress(json.dumps(body()).encode())
+    answer = server.http.post(path, content=data, headers={"content-encoding": "gzip"})
+    assert answer.status_code == 415
+    assert "content-encoding 'gzip'" in answer.json()["error"]["message"]
+    plain = {"content-encoding": "identity"}
+    assert server.http.post(CHAT, json=body(), headers=plain).status_code == 200

@@ -55,6 +55,7 @@ def test_health(server: LiveServer) -> None:
     assert ready.status_code == 200
     assert ready.json()["ready"] is True
     assert ready.json()["engine"]["model_digest"] == INFO.model_digest
+    assert not any("peak" in name for name in ready.json()["engine"]), "/v1/roofline has them"
 
 
 def test_a_dead_engine_is_told() -> None:

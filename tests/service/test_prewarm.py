@@ -1,17 +1,20 @@
 """A file of prompts at the start: whose they are, and what is wrong with a line."""
 
 import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from engine.scripted import Script, ScriptedCore, text_script
 from engine.transport import start_thread_engine
-from engine.types import EngineRequest
+from engine.types import EngineRequest, unpack_tokens
 from service.access.keys import KeyFile, hash_key, key_entry, new_key
 from service.config import Settings
-from service.prewarm import PrewarmError, warm_from_file
+from service.dialects.chat_messages import WireMessage
+from service.events import RequestRecord
+from service.prewarm import PrewarmError, WarmBody, warm, warm_from_file
 from service.services import build_services
 from tests.service.conftest import INFO, byte_assets
 
@@ -34,6 +37,40 @@ async def tenants_of(tmp_path: Path, lines: list[dict[str, Any]], *, with_keys: 
     finally:
         await engine.close()
     return asked
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("roles", "end"),
+    [
+        (["system"], "<|im_end|>"),
+        (["user"], "assistant"),
+        (["user", "assistant"], "<|im_end|>"),
+    ],
+)
+async def test_only_where_an_answer_follows_its_head_is_computed(
+    roles: list[Literal["system", "user", "assistant"]], end: str
+) -> None:
+    """What stands behind a system message is no answer: later prompts would part from it there."""
+    prompts: list[str] = []
+
+    def play(request: EngineRequest) -> Script:
+        prompts.append(
+            assets.tokenizer.decode(unpack_tokens(request.token_ids).tolist(), False).strip()
+        )
+        return text_script("x")
+
+    assets = byte_assets()
+    engine = await start_thread_engine(lambda: ScriptedCore(play, info=INFO))
+    try:
+        services = build_services(Settings(), engine, assets)
+        body = WarmBody(messages=[WireMessage(role, "hello") for role in roles])
+        now = time.monotonic_ns()
+        await warm(services, body, RequestRecord(operation="prewarm", model="m", start_ns=now))
+    finally:
+        await engine.close()
+    (prompt,) = prompts
+    assert prompt.endswith(end)
 
 
 @pytest.mark.anyio

@@ -18,19 +18,22 @@ const pages = new Pages();
 const roofline = new Roofline(byId("roofline"));
 const playground = new Playground();
 
-const WORDS = { connecting: "connecting", lost: "reconnecting", locked: "needs a key", tenant: "playground only" };
+const WORDS = { connecting: "connecting", lost: "reconnecting", locked: "needs a key", wrong: "wrong key", tenant: "playground only" };
+
+const BARRED = {
+  locked: "This server has keys: enter one to ask, an admin key to see everything.",
+  wrong: "This server does not know this key. Was it copied whole?",
+  tenant: "This key opens the playground. The live view shows everybody's requests, so it needs an admin key.",
+};
 
 function showState(state, text) {
   byId("state").dataset.state = state;
   byId("state-text").textContent = text ?? WORDS[state] ?? state;
-  const barred = state === "locked" || state === "tenant";
+  const barred = state in BARRED;
   for (const section of document.querySelectorAll("section.live")) section.hidden = barred;
   byId("roofline-section").hidden = barred || roofline.empty;
   byId("banner").hidden = !barred;
-  byId("banner-text").textContent =
-    state === "locked"
-      ? "This server has keys: enter one to ask, an admin key to see everything."
-      : "This key opens the playground. The live view shows everybody's requests, so it needs an admin key.";
+  byId("banner-text").textContent = BARRED[state] ?? "";
 }
 
 function take(message) {

@@ -49,7 +49,7 @@ export class Feed {
     const answer = await fetch(endpoint("admin/pool"), { headers: headers(), cache: "no-store" }).catch(() => null);
     if (this.socket !== socket) return;
     if (answer?.status === 401 || answer?.status === 403) {
-      this.onState(answer.status === 401 ? "locked" : "tenant");
+      this.onState(answer.status === 403 ? "tenant" : apiKey() ? "wrong" : "locked");
       return;
     }
     this.onState("lost");

@@ -43,10 +43,12 @@ def test_limits_of_tenants(path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("", "keys"),
-        ("keys = []", "keys"),
-        ("[[keys]]\ntenant = 'a'", "hash"),
-        ("[[keys]]\nhash = 'sk-plain'\ntenant = 'a'", "hash"),
+        ("", "it holds no keys: `headwater key TENANT` makes one"),
+        ("keys = []", "it holds no keys"),
+        ("[[keys]]\ntenant = 'a'", r"keys\[0\].hash must be 'sha256:' and 64"),
+        ("[[keys]]\nhash = 'sk-plain'\ntenant = 'a'", r"keys\[0\].hash must be 'sha256:' and 64"),
+        (entry("k").replace("tenant =", "x =", 1), "has no field 'x'"),
+        (entry("k").replace('"a"', '"a b"', 1), r"keys\[0\].tenant must be 1 to 64 letters"),
         (entry("k") + "role = 'x'", r"keys\[0\] has no field 'role', but hash, tenant, admin"),
         (entry("k") + "[server]\nport = 1", "the file has no field 'server', but keys, tenants"),
         ("keys = 1", "keys"),
@@ -56,7 +58,7 @@ def test_limits_of_tenants(path: Path) -> None:
             "tenants.a has no field 'request_per_minute', but requests_per_minute, ",
         ),
         (entry("k") + "[tenants.other]\nrequests_per_minute = 1", "other"),
-        ("[[keys", "array declaration"),
+        ("[[keys", "it is no TOML: .*array declaration"),
     ],
 )
 def test_a_broken_file_is_refused_by_name(path: Path, content: str, named: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from engine.scripted import Script, ScriptStep, text_script
 from service.telemetry.log_context import TRACE_ID, TraceFilter
 from tests.service.calls import CHAT, ask, body
-from tests.service.conftest import run_server
+from tests.service.conftest import MODEL, run_server
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 LINE = re.compile(r"ended( [a-z_0-9]+=\S+)+")
@@ -49,8 +49,32 @@ def test_a_refused_request_is_a_line_too(caplog: pytest.LogCaptureFixture) -> No
         (record,) = server.records
     (line,) = request_lines(caplog)
     assert line["outcome"] == "refused:invalid_value"
+    assert (line["param"], line["path"]) == ("top_p", CHAT)
     assert line["trace"] == record.trace_id and len(line["trace"]) == 32
     assert "prompt" not in line
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "operation", "param"),
+    [
+        ("/v1/completions", {"prompt": "x", "n": 0}, "text_completion", "n"),
+        ("/v1/responses", {"input": "x", "top_p": 7}, "chat", "top_p"),
+        ("/v1/messages", {"messages": [], "max_tokens": 0}, "chat", "messages"),
+        ("/v1/messages", {"system prompt=1": 1}, "chat", "system_prompt_1"),
+    ],
+)
+def test_a_refusal_names_its_path_and_field(
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    fields: dict[str, object],
+    operation: str,
+    param: str,
+) -> None:
+    with caplog.at_level(logging.INFO), run_server(text_script("abc")) as server:
+        assert server.http.post(path, json={"model": MODEL, **fields}).status_code == 400
+    (line,) = request_lines(caplog)
+    told = (line["path"], line["operation"], line["param"])
+    assert told == (path, operation, param)
 
 
 def test_choices_are_one_line_that_adds_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,8 +15,12 @@ from tests.service.conftest import run_server
         (34, 32, 26, 5, Verdict.BANDWIDTH),
         (271, 268, 3, 140, Verdict.COMPUTE),
         (100, 20, 15, 3, Verdict.HOST),
-        (100, 94, 1, 2, Verdict.COMPUTE),  # cores that others use: slow kernels, not a slow host
+        (100, 94, 1, 2, Verdict.NEITHER),  # cores that others use: slow kernels, not a slow host
         (100, 100, 50, 50, Verdict.BANDWIDTH),
+        (100, 100, 14, 10, Verdict.NEITHER),
+        (100, 90, 29, 10, Verdict.NEITHER),
+        (100, 90, 30, 10, Verdict.BANDWIDTH),
+        (100, 90, 10, 30, Verdict.COMPUTE),
         (100, 90, 0, 0, Verdict.UNKNOWN),
         (100, 0, 9, 9, Verdict.UNKNOWN),
     ],

@@ -52,6 +52,7 @@ async def test_what_is_no_message_is_answered_and_the_socket_stays(
         ({"input": [{"type": "song"}]}, 400, "invalid_value", "input[0].type"),
         ({"input": []}, 400, "missing_required_parameter", "input"),
         ({"temperature": -1}, 400, "invalid_value", "temperature"),
+        ({"max_tokens": 5}, 400, "unknown_parameter", "max_tokens"),
         ({"background": True}, 400, "unsupported_value", "background"),
         ({"input": "x" * 9000}, 400, "context_length_exceeded", "input"),
         ({"max_output_tokens": 9000}, 400, "context_length_exceeded", "max_output_tokens"),
@@ -74,6 +75,13 @@ async def test_a_refused_create_is_one_error_event_on_its_lane(
         assert (error["error"]["code"], error["error"]["param"]) == (code, param)
         assert said(await turn(socket, stream_id="a"), "a") == "ok"
         assert live.server.pool()["num_requests"] == 1
+
+
+async def test_an_unknown_type_is_told_those_there_are() -> None:
+    async with serving(OK) as live, live.connect() as socket:
+        await socket.send('{"type": "response.creat"}')
+        error = await receive(socket)
+        assert "response.create, response.steer or" in error["error"]["message"]
 
 
 async def test_a_bad_neighbour_on_the_same_socket_disturbs_nobody() -> None:
