@@ -111,6 +111,7 @@ class MessagesBody(PromptBody, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     diagnostics: Diagnostics | None = None
     cache_report: bool | None = None
+    ignore_eos: bool | None = None
 
 
 FIELDS: Final = KnownFields.of(
@@ -284,6 +285,7 @@ def _options(body: MessagesBody, card: ModelCard) -> GenerationOptions:
         top_p=body.top_p,
         top_k=None if body.top_k is None else min(max(body.top_k, 0), card.vocab_size),
         stop=tuple(body.stop_sequences or ()),
+        ignore_eos=body.ignore_eos is True,
         cache_report=body.cache_report is True,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,

@@ -156,6 +156,7 @@ def test_options() -> None:
         top_p=0.5,
         top_k=10**6,
         stop_sequences=["\n\nHuman:", "x"],
+        ignore_eos=True,
         metadata={"user_id": "u"},
         service_tier="auto",
         betas=["x"],
@@ -163,6 +164,7 @@ def test_options() -> None:
     assert (options.max_tokens, options.fit_max_tokens) == (7, True)
     assert (options.temperature, options.top_p, options.top_k) == (1.0, 0.5, INFO.vocab_size)
     assert options.stop == ("\n\nHuman:", "x")
+    assert options.ignore_eos
     unset = decode(temperature=None, top_p=None, stop_sequences=None, tools=None).generation
     assert (unset.options.temperature, unset.options.top_k, unset.options.stop) == (None, None, ())
 
