@@ -155,6 +155,7 @@ def assemble_core(
     shape = (spec.num_layers, spec.num_kv_heads, spec.head_dim, config.page_size)
     layout = KVLayout(*shape, _KV_DTYPES.get(config.kv_dtype, backend.kv_dtype))
     loaded = backend.load(spec, model.weights)
+    model.let_go()
     free = backend.free_device_bytes()
     num_pages = count_pages(layout, max_context, config.kv_memory_bytes, free)
     kv = backend.alloc_kv(layout, num_pages)

@@ -20,13 +20,22 @@ class LoadedModel:
     """A checkpoint as data. `name` is the file's name without .gguf, or the folder's name.
 
     `digest` identifies the contents, whatever their name and place: xxh3-128, in hex, of the
-    weight files and of config.json where there is one.
+    weight files and of config.json where there is one. `files` are mapped; the weights are views
+    into them.
     """
 
     name: str
     digest: str
     spec: DecoderSpec
     weights: DecoderWeights
+    files: tuple[mmap.mmap, ...] = ()
+
+    def let_go(self) -> None:
+        """What was read of the files does not count as this process's memory any more; whoever
+        reads it again finds it in the system's."""
+        if sys.platform == "linux":
+            for data in self.files:
+                data.madvise(mmap.MADV_DONTNEED)
 
 
 def load_model(path: Path) -> LoadedModel:
@@ -41,8 +50,9 @@ def load_model(path: Path) -> LoadedModel:
     file = open_gguf(path)
     spec, weights = model_from_gguf(file)
     digest = xxhash.xxh3_128_hexdigest(file.data)
-    _let_go(file.data)
-    return LoadedModel(path.stem, digest, spec, weights)
+    model = LoadedModel(path.stem, digest, spec, weights, (file.data,))
+    model.let_go()
+    return model
 
 
 def _load_folder(path: Path) -> LoadedModel:
@@ -55,11 +65,7 @@ def _load_folder(path: Path) -> LoadedModel:
     for data in folder.files.values():
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
-        _let_go(data)
-    return LoadedModel(path.name, digest.hexdigest(), spec, weights)
-
-
-def _let_go(data: mmap.mmap) -> None:
-    """What was read only to be hashed does not count as this process's memory."""
-    if sys.platform == "linux":
-        data.madvise(mmap.MADV_DONTNEED)
+    files = tuple(folder.files.values())
+    model = LoadedModel(path.name, digest.hexdigest(), spec, weights, files)
+    model.let_go()
+    return model
