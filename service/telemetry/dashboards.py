@@ -108,15 +108,6 @@ PANELS: Final = (
         ),
     ),
     Panel(
-        "Speculation",
-        "short",
-        (
-            (rate(m.DRAFT_TOKENS), "drafts/s"),
-            (rate(m.ACCEPTED_TOKENS), "of them said/s"),
-            (f"{rate(m.DRAFT_TOKENS)} / {rate(m.DRAFTS)}", "drafts a time"),
-        ),
-    ),
-    Panel(
         "Prompt from the cache",
         "percentunit",
         ((f"{rate(m.CACHE_HITS)} / {rate(m.CACHE_QUERIES)}", "hits"),),

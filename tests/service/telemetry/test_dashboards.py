@@ -48,6 +48,11 @@ def asked(expression: str) -> set[str]:
     return set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", bare)) - FUNCTIONS
 
 
+def test_no_panel_stands_twice() -> None:
+    titles = [panel.title for panel in PANELS]
+    assert sorted(titles) == sorted(set(titles))
+
+
 def test_every_query_names_samples_of_the_list() -> None:
     known = sample_names()
     for panel in PANELS:
