@@ -59,13 +59,29 @@ def settled(server: Server) -> Told:
         assert time.monotonic() < end_s, f"still not 0 after {SETTLED_S} s: {left}"
 
 
-def ask(server: Server, text: str, **fields: object) -> dict[str, int]:
-    """A finished request's usage."""
+def answered(server: Server, text: str, **fields: object) -> tuple[str, dict[str, int]]:
+    """A finished request's text and usage."""
     body = {"model": "default", "messages": [{"role": "user", "content": text}], **fields}
-    answer = server.http.post(CHAT, json=body).raise_for_status()
-    usage: dict[str, int] = answer.json()["usage"]
-    usage["cached"] = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return usage
+    answer = server.http.post(CHAT, json=body).raise_for_status().json()
+    usage: dict[str, int] = answer["usage"]
+    usage["cached"] = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["message"]["content"], usage
+
+
+def ask(server: Server, text: str, **fields: object) -> dict[str, int]:
+    return answered(server, text, **fields)[1]
+
+
+def half_predicted(server: Server) -> list[dict[str, int]]:
+    """The usages of two equal requests, of which the second has drafts that come and some that
+    do not: half of its answer is foretold, and what follows it is wrong.
+    """
+    text = "Tell me about the sea."
+    answer, first = answered(server, text, max_tokens=30, temperature=0)
+    foretold = answer[: len(answer) // 2] + " # 7 # 7 # 7 # 7 # 7 # 7"
+    prediction = {"type": "content", "content": foretold}
+    second = ask(server, text, max_tokens=30, temperature=0, prediction=prediction)
+    return [first, second]
 
 
 def cut(server: Server, text: str) -> None:
@@ -105,6 +121,7 @@ def test_every_sum_agrees_and_every_gauge_returns_to_zero() -> None:
     with serve("--kv-memory", "256MiB") as server:
         start_s = time.monotonic()
         usages = [ask(server, f"Say hello number {i}.", max_tokens=8) for i in range(5)]
+        usages += half_predicted(server)
         for i in range(5):
             cut(server, f"Tell me a long story, number {i}.")
             refused(server, i)
@@ -118,14 +135,14 @@ def test_every_sum_agrees_and_every_gauge_returns_to_zero() -> None:
         for reason in ("stop", "length", "abort", "error", "deadline")
     }
     assert by_reason["abort"] == 5
-    assert by_reason["stop"] + by_reason["length"] == 5 + 4
+    assert by_reason["stop"] + by_reason["length"] == 7 + 4
     assert by_reason["error"] == by_reason["deadline"] == 0
     assert sums["vllm:admission_rejections_total"] == 5
-    assert sums["vllm:request_params_n_count"] == 5 + 5 + 1
-    assert sums["gen_ai_server_request_duration_seconds_count"] == 5 + 5 + 5 + 4
-    assert sums["gen_ai_server_time_to_first_token_seconds_count"] == 5 + 4
-    assert sums["vllm:e2e_request_latency_seconds_count"] == 14
-    assert sums["vllm:request_prompt_tokens_count"] == 14
+    assert sums["vllm:request_params_n_count"] == 7 + 5 + 1
+    assert sums["gen_ai_server_request_duration_seconds_count"] == 7 + 5 + 5 + 4
+    assert sums["gen_ai_server_time_to_first_token_seconds_count"] == 7 + 4
+    assert sums["vllm:e2e_request_latency_seconds_count"] == 16
+    assert sums["vllm:request_prompt_tokens_count"] == 16
 
     prompt, output = sums["vllm:prompt_tokens_total"], sums["vllm:generation_tokens_total"]
     assert prompt == sums["vllm:request_prompt_tokens_sum"] == pool["num_prompt_tokens"]
@@ -137,7 +154,13 @@ def test_every_sum_agrees_and_every_gauge_returns_to_zero() -> None:
     assert sums["vllm:prompt_tokens_by_source_total"] == prompt
     assert sums["gen_ai_client_token_usage_sum"] == prompt + output
     assert sums["headwater_prefill_chunk_sum"] <= sums["vllm:iteration_tokens_total_sum"]
-    assert sums["vllm:iteration_tokens_total_sum"] == pool["num_computed_tokens"]
+    # Drafts that did not come were computed, but do not stay.
+    drafted = sums["vllm:spec_decode_num_draft_tokens_total"]
+    accepted = sums["vllm:spec_decode_num_accepted_tokens_total"]
+    assert 0 < accepted < drafted
+    assert (
+        sums["vllm:iteration_tokens_total_sum"] == pool["num_computed_tokens"] + drafted - accepted
+    )
 
     finished_output = sum(usage["completion_tokens"] for usage in [*usages, many])
     assert output >= finished_output + 5 * 2
