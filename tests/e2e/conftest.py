@@ -33,9 +33,11 @@ class Server:
     process: "subprocess.Popen[str]"
 
     def pool(self) -> dict[str, int]:
-        """Pages by state and the engine's counters."""
-        answer: dict[str, int] = self.http.get("/admin/pool").raise_for_status().json()
-        return answer
+        """Pages by state and the engine's counters, when it has time for them."""
+        while (answer := self.http.get("/admin/pool")).status_code == 503:
+            pass
+        counts: dict[str, int] = answer.raise_for_status().json()
+        return counts
 
     def flush(self) -> None:
         """Forget everything cached."""

@@ -51,6 +51,14 @@ class FaultyServer:
         """The engine's process."""
         return children(self.process.pid)[0]
 
+    def stop_spare(self) -> int:
+        """Stop the process that would be the next engine, so that none follows until it goes
+        on."""
+        until(lambda: len(children(self.process.pid)) == 2)
+        spare = children(self.process.pid)[1]
+        os.kill(spare, signal.SIGSTOP)
+        return spare
+
     def signal_engine(self, number: int) -> int:
         pid = self.engine_pid()
         os.kill(pid, number)

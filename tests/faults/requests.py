@@ -19,8 +19,10 @@ TERMINAL = ("response.completed", "response.failed", "response.incomplete", "err
 class Requests:
     """One streamed and one plain request of each endpoint, and one over WebSocket, all open."""
 
-    def __init__(self, server: FaultyServer) -> None:
+    def __init__(self, server: FaultyServer, *, closes: bool = False) -> None:
+        """`closes` says that the server closes the WebSocket after its end."""
         self._url = server.url
+        self._close_s = 30 if closes else 0.2
         self.streams: dict[str, str] = {}
         self.plain: dict[str, httpx.Response] = {}
         self.frames: list[dict[str, Any]] = []
@@ -58,7 +60,7 @@ class Requests:
                 if self.frames[-1]["type"] in TERMINAL:
                     break
             with suppress(TimeoutError, ConnectionClosed):  # nothing comes but perhaps the close
-                self.frames.append(json.loads(socket.recv(timeout=1)))
+                self.frames.append(json.loads(socket.recv(timeout=self._close_s)))
             self.close_code = socket.close_code
 
     def check_each_ended_once(self, words: str) -> None:

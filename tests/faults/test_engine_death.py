@@ -39,18 +39,18 @@ def test_a_killed_engine_ends_each_request_once_and_is_started_again(
 ) -> None:
     with serving(tmp_path, script=script) as server:
         requests = Requests(server)
-        pid = server.signal_engine(signal.SIGKILL)
-        while (told := server.ready())["ready"]:
-            pass
-        assert "SIGKILL" in told["reason"]
+        spare = server.stop_spare()
+        server.signal_engine(signal.SIGKILL)
+        until(lambda: not server.ready()["ready"])
+        assert "SIGKILL" in server.ready()["reason"]
         assert server.http.get("/health").status_code == 200
         refused = server.http.post(PATHS[0], json=body_of(PATHS[0], stream=True))
-        if refused.status_code != 200:  # it can be back by now
-            assert refused.status_code == 503
-            assert refused.headers["retry-after"]
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
         requests.check_each_ended_once("was killed by SIGKILL; it is being started again")
+        os.kill(spare, signal.SIGCONT)
         server.wait_restarts(1)
-        assert server.engine_pid() != pid
+        assert server.engine_pid() == spare
         assert server.stats()["referenced"] == 0
         assert "the engine runs again" in server.log
 
@@ -68,7 +68,6 @@ def test_the_default_model_answers_within_2_s_and_chains_go_on(tmp_path: Path) -
         before = respond("What is my name?", first["id"]).raise_for_status().json()
         server.signal_engine(signal.SIGKILL)
         died_s = time.monotonic()
-        until(lambda: not server.ready()["ready"])
         while (answer := respond("What is my name?", first["id"])).status_code != 200:
             assert answer.status_code == 503
         took_s = time.monotonic() - died_s
@@ -86,18 +85,18 @@ def test_the_default_model_answers_within_2_s_and_chains_go_on(tmp_path: Path) -
 @pytest.mark.parametrize("how", ["stopped", "endless step"])
 def test_an_engine_that_hangs_is_noticed_and_started_again(tmp_path: Path, how: str) -> None:
     script = ENDLESS if how == "stopped" else None
-    with serving(tmp_path, "--step-limit", "2", script=script) as server:
+    with serving(tmp_path, "--step-limit", "5", script=script) as server:
         requests = Requests(server)
         if how == "stopped":
             server.signal_engine(signal.SIGSTOP)
         else:
             (tmp_path / "hang").touch()
-        until(lambda: server.health()["silent_s"] > 1.0)
+        until(lambda: server.health()["silent_s"] > 0.5)
         assert server.health()["state"] == "running"
         flushed = server.http.post("/admin/cache/flush")
         assert flushed.status_code == 503
         assert flushed.json()["error"]["message"]
-        requests.check_each_ended_once("no sign of life for 2 s")
+        requests.check_each_ended_once("no sign of life for 5 s")
         server.wait_restarts(1)
         assert server.stats()["running"] == 0
 
@@ -106,7 +105,7 @@ def test_an_engine_that_dies_too_often_ends_the_server(tmp_path: Path) -> None:
     with serving(tmp_path, "--engine-restarts", "1", script=ENDLESS) as server:
         server.signal_engine(signal.SIGKILL)
         server.wait_restarts(1)
-        requests = Requests(server)
+        requests = Requests(server, closes=True)
         server.signal_engine(signal.SIGKILL)
         requests.check_each_ended_once("it died 2 times within 60 s and is not started again")
         ended = server.wait_end()
@@ -190,7 +189,7 @@ async def test_an_engine_that_never_loads_again_is_told_of(tmp_path: Path) -> No
     script = tmp_path / "script.json"
     script.write_text("{}")
     config = EngineConfig(model=str(script), backend="scripted")
-    rules = Supervision(step_limit_s=1.0, load_limit_s=2.5, max_restarts=1)
+    rules = Supervision(step_limit_s=5.0, load_limit_s=8.0, max_restarts=1)
     engine = await start_supervised_engine(config, rules)
     try:
         script.unlink()

@@ -48,9 +48,8 @@ def test_a_cancelled_stream_leaves_its_usage_in_the_metrics() -> None:
         with connected(server) as sock:
             sock.sendall(chat_request(body(stream=True)))
             read_until(sock, b"data: ", 4)
-        server.wait_for_idle()
+        (record,) = server.ended()
         text = server.http.get("/metrics").text
-        (record,) = server.records
     assert record.usage is not None and record.usage.output_tokens >= 2
     told = {
         sample.name: sample.value

@@ -4,7 +4,9 @@ itself, holds little, and gets every piece when it reads on."""
 import json
 import socket
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,17 @@ def request(max_tokens: int) -> bytes:
     data = json.dumps(body_of(CHAT, stream=True, max_tokens=max_tokens)).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     return head.encode() + f"content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+@contextmanager
+def dawdling(server: FaultyServer, max_tokens: int) -> Iterator[socket.socket]:
+    """A client that has asked and whose kernel takes little while it does not read."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(60)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(request(max_tokens))
+        yield sock
 
 
 def rss_bytes(pid: int) -> int:
@@ -49,17 +62,10 @@ def check(folder: Path, num_slow: int, read_at_once: int) -> None:
     steps = tuple(ScriptStep((7,), text=piece.encode()) for piece in PIECES)
     script = ScriptFile(scripts=(Script(steps),))
     with serving(folder, script=script) as server, ExitStack() as stack:
-        slow = [stack.enter_context(socket.socket()) for _ in range(num_slow)]
-        for sock in slow:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.settimeout(60)
-            sock.connect(("127.0.0.1", server.port))
-            sock.sendall(request(NUM_TOKENS))
+        slow = [stack.enter_context(dawdling(server, NUM_TOKENS)) for _ in range(num_slow)]
         begun = [read_until(sock, b"data: ") for sock in slow]
-        wait_for_pause(server)
-        paused = server.stats()
+        paused = wait_for_pause(server, num_slow)
         assert paused["running"] == num_slow
-        assert paused["paused"] == num_slow
         # What the kernel holds (64 KiB, which it doubles) is some 450 pieces; the outbox is 256.
         assert paused["num_output_tokens"] < num_slow * MOST_AHEAD
         before = rss_bytes(server.process.pid)
@@ -72,31 +78,29 @@ def check(folder: Path, num_slow: int, read_at_once: int) -> None:
                 ]
         assert server.stats()["running"] == num_slow
         assert rss_bytes(server.process.pid) - before < 32 << 20
-        ends: dict[int, bytes] = {}
-
-        def read_on(number: int) -> None:
-            ends[number] = begun[number] + read_to_end(slow[number])
-
-        threads = [threading.Thread(target=read_on, args=(n,)) for n in range(num_slow)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(ends) == num_slow
-        for data in ends.values():
+        for data in read_on(begun, slow):
             assert text_of(data) == "".join(PIECES)
 
 
-def wait_for_pause(server: FaultyServer) -> None:
-    """Until the engine has nothing more to say to anybody."""
-    seen = [-1]
+def read_on(begun: list[bytes], slow: list[socket.socket]) -> list[bytes]:
+    """The whole answers of clients that read again, all at once."""
+    with ThreadPoolExecutor(len(slow)) as pool:
+        return [
+            first + rest for first, rest in zip(begun, pool.map(read_to_end, slow), strict=True)
+        ]
+
+
+def wait_for_pause(server: FaultyServer, number: int) -> dict[str, int]:
+    """Until so many requests want for credit and get none."""
+    seen: list[dict[str, int]] = [{}]
 
     def still() -> bool:
         threading.Event().wait(0.2)
-        seen.append(server.stats()["num_output_tokens"])
-        return seen[-1] == seen[-2] > 0
+        seen.append(server.stats())
+        return seen[-1] == seen[-2] and seen[-1]["paused"] == number
 
     until(still)
+    return seen[-1]
 
 
 def test_four_clients_that_do_not_read(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ SHAPES = [
 
 
 @given(st.lists(st.floats(0.1, 5.0), min_size=6, max_size=6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_machine_of_the_models_own_kind_is_found(sizes: list[float]) -> None:
     truth = StepTimeModel(tuple(np.array(sizes) * (1e-3, 5e-5, 1e-4, 1e-7, 1e-9, 1e-4)))
     fitted = StepTimeModel.fit(SHAPES, [truth.predict(shape) for shape in SHAPES])

@@ -214,7 +214,7 @@ class RoomyMachine(CacheMachine):
     evicts = False
 
 
-_SETTINGS = settings(max_examples=40, stateful_step_count=40, deadline=None)
+_SETTINGS = settings(max_examples=40, stateful_step_count=40)
 
 TestSmallPages = CacheMachine.TestCase
 TestPageOfOne = PageOfOneMachine.TestCase

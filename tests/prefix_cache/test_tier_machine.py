@@ -125,7 +125,7 @@ class SmallDiskMachine(TierMachine):
 
 TestTiers = TierMachine.TestCase
 TestSmallDisk = SmallDiskMachine.TestCase
-TestTiers.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestTiers.settings = settings(max_examples=25, stateful_step_count=40)
 TestSmallDisk.settings = TestTiers.settings
 
 

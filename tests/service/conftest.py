@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,8 @@ import pytest
 import uvloop
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.api import Engine
-from engine.scripted import Script, ScriptedCore, in_order
+from engine.api import Engine, EngineError
+from engine.scripted import Script, ScriptedCore, ScriptStep, in_order, text_script
 from engine.text import Encoder, TextAssets, Vocabulary
 from engine.text.vocabulary import byte_alphabet
 from engine.transport import start_thread_engine
@@ -86,6 +87,28 @@ class Records:
         self.finished.append(record)
 
 
+HELD_S = 3600.0
+
+
+def held(text: str, num_first: int = 1) -> Script:
+    """Says the first bytes of the text at once, and the rest when the test lets it:
+    `LiveServer.go_on`."""
+    data = text.encode()
+    first, second = ScriptStep(tuple(data[:num_first])), data[num_first : num_first + 1]
+    rest = text_script(data[num_first + 1 :]).steps
+    return Script((first, ScriptStep(tuple(second), delay_s=HELD_S), *rest))
+
+
+@dataclass(slots=True)
+class Clock:
+    """The engine's time: the machine's, until a test lets an hour pass."""
+
+    ahead_ns: int = 0
+
+    def __call__(self) -> int:
+        return time.monotonic_ns() + self.ahead_ns
+
+
 @dataclass(frozen=True, slots=True)
 class LiveServer:
     """A server that runs; `http` talks to it, `records` has the requests that ended."""
@@ -96,6 +119,7 @@ class LiveServer:
     loop: asyncio.AbstractEventLoop
     server: Server
     engine: Engine
+    clock: Clock
 
     @property
     def url(self) -> str:
@@ -106,9 +130,11 @@ class LiveServer:
         self.loop.call_soon_threadsafe(self.server.stop)
 
     def pool(self) -> dict[str, int]:
-        """Pages by state, and the engine's counts."""
-        answer: dict[str, int] = self.http.get("/admin/pool").raise_for_status().json()
-        return answer
+        """Pages by state, and the engine's counts, when it has time for them."""
+        while (answer := self.http.get("/admin/pool")).status_code == 503:
+            pass
+        counts: dict[str, int] = answer.raise_for_status().json()
+        return counts
 
     def wait_for_idle(self) -> dict[str, int]:
         """Ask until nothing runs; the test's timeout bounds it."""
@@ -116,6 +142,20 @@ class LiveServer:
             pool = self.pool()
             if pool["running"] == 0 and pool["waiting"] == 0:
                 return pool
+
+    def ended(self, number: int = 1) -> list[RequestRecord]:
+        """The records of so many requests, once there are; the test's timeout bounds it. The
+        engine is idle a little earlier."""
+        while len(self.records) < number:
+            time.sleep(0.001)
+        assert len(self.records) == number
+        return self.records
+
+    def go_on(self) -> None:
+        """What the engine holds is due now, and so is every deadline."""
+        self.clock.ahead_ns += int(HELD_S * 1e9)
+        with contextlib.suppress(EngineError):  # a draining one may end with it
+            asyncio.run_coroutine_threadsafe(self.engine.stats(), self.loop).result(30)
 
 
 @contextlib.contextmanager
@@ -164,9 +204,12 @@ async def _serve(
     assets: TextAssets,
     started: "Future[LiveServer]",
 ) -> None:
+    clock = Clock()
     try:
         engine = await start_thread_engine(
-            lambda: ScriptedCore(script_for, info=info, eos_token_ids=assets.eos_token_ids),
+            lambda: ScriptedCore(
+                script_for, info=info, eos_token_ids=assets.eos_token_ids, clock_ns=clock
+            ),
             max_open=max_open,
         )
         records = Records()
@@ -176,7 +219,7 @@ async def _serve(
         port = sock.getsockname()[1]
         http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
         loop = asyncio.get_running_loop()
-        live = LiveServer(port, http, records.finished, loop, server, engine)
+        live = LiveServer(port, http, records.finished, loop, server, engine, clock)
         try:
             await server.serve(sock, lambda: started.set_result(live))
         finally:

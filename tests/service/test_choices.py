@@ -112,7 +112,7 @@ def test_every_choice_is_recorded(cast: Cast, server: LiveServer) -> None:
     cast.play(text_script("x"))
     before = len(server.records)
     ask(server, n=4)
-    ended = server.records[before:]
+    ended = server.ended(before + 4)[before:]
     assert [record.finish_reason for record in ended] == [FinishReason.STOP] * 4
 
 

@@ -13,7 +13,7 @@ from engine.scripted import Script, ScriptStep, text_script
 from engine.types import FinishReason
 from service.events import RequestRecord
 from tests.service.calls import CHAT, ask, body, content, data_of, joined, stream
-from tests.service.conftest import INFO, LiveServer, quick, run_server
+from tests.service.conftest import INFO, LiveServer, held, quick, run_server
 from tests.service.raw import chat_request, connected, read_to_end, read_until, unchunked
 
 ENDLESS = Script((ScriptStep((97,), delay_s=0.002),), repeat=True)
@@ -21,8 +21,8 @@ SILENT = Script(finish=None)
 
 
 def only_record(server: LiveServer) -> RequestRecord:
+    (record,) = server.ended()
     server.wait_for_idle()
-    (record,) = server.records
     return record
 
 
@@ -69,12 +69,13 @@ def test_a_reset_connection_is_aborted() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_client_that_closes_only_its_sending_side_gets_its_answer(streamed: bool) -> None:
-    script = text_script("half and half, and then some more", 1, delay_s=0.01)
-    with run_server(script) as server:
+    with run_server(held("half and half, and then some more")) as server:
         with connected(server) as sock:
             sock.sendall(chat_request(body(stream=streamed)))
             wait_for_running(server)
             sock.shutdown(socket.SHUT_WR)
+            server.http.get("/health")  # by then it knows
+            server.go_on()
             answer = read_to_end(sock)
         if streamed:
             *frames, done = data_of(unchunked(answer).decode())
@@ -113,7 +114,8 @@ def test_neighbours_of_a_leaver_get_their_whole_answers() -> None:
         ]
         for thread in threads:
             thread.start()
-        wait_for_running(server, 3)
+        while server.pool()["num_requests"] < 3:
+            pass
         for _ in range(5):
             with connected(server) as sock:
                 sock.sendall(chat_request(body(stream=True)))
@@ -153,8 +155,9 @@ def test_many_small_requests_leave_nothing_behind() -> None:
     with run_server(text_script("ok")) as server:
         for _ in range(300):
             assert content(ask(server)) == "ok"
+        server.ended(300)
         pool = server.wait_for_idle()
-        assert pool["num_requests"] == len(server.records) == 300
+        assert pool["num_requests"] == 300
         assert pool["free"] == pool["total"]
 
 

@@ -8,7 +8,7 @@ import httpx
 from engine.scripted import Script, ScriptStep, text_script
 from engine.types import FinishReason
 from tests.service.calls import CHAT, body, data_of, joined
-from tests.service.conftest import LiveServer, run_server
+from tests.service.conftest import LiveServer, held, run_server
 from tests.service.raw import chat_request, connected, read_to_end, read_until, unchunked
 
 
@@ -22,7 +22,7 @@ def wait_until_draining(server: LiveServer) -> None:
 
 
 def test_running_streams_end_and_new_requests_are_refused() -> None:
-    with run_server(text_script("x" * 60, delay_s=0.01)) as server, connected(server) as sock:
+    with run_server(held("x" * 60)) as server, connected(server) as sock:
         sock.sendall(chat_request(body(stream=True)))
         first = read_until(sock, b"data: ", 2)
         server.stop()
@@ -32,6 +32,7 @@ def test_running_streams_end_and_new_requests_are_refused() -> None:
         assert refused.json()["error"]["code"] == "server_is_overloaded"
         assert "is draining" in refused.json()["error"]["message"]
         assert refused.headers["retry-after-ms"]
+        server.go_on()
         *frames, done = frames_of(first + read_to_end(sock))
         assert done == "[DONE]"
         assert joined([json.loads(frame) for frame in frames]) == "x" * 60

@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -267,7 +267,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return data
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(
     position=st.integers(0, DIRECTORY_BYTES),
     patch=st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff\xff\xff\x7f")),

@@ -49,7 +49,7 @@ def one_shot(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("pre_type", PRE_TYPES)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(text=st.lists(st.sampled_from(FRAGMENTS) | st.characters(codec="utf-8")).map("".join))
 def test_a_text_cut_wherever_it_may_be(pre_type: str, text: str) -> None:
     tokenizer = tokenizer_of(pre_type)

@@ -1,7 +1,7 @@
 """Stop strings over bytes; see vllm-project/vllm#3574 for the kind of fault."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.text import StopMatcher
@@ -28,7 +28,6 @@ def longest_live_prefix(stops: tuple[bytes, ...], stream: bytes) -> int:
     )
 
 
-@settings(deadline=None)
 @given(STOPS, PIECES)
 def test_any_grouping_gives_the_first_match_and_holds_no_byte_too_many(
     stops: tuple[bytes, ...], pieces: list[bytes]

@@ -1,7 +1,7 @@
 """UTF-8 assembly; see ggml-org/llama.cpp#28926 for the kind of fault."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.text import Utf8Assembler
@@ -21,7 +21,6 @@ def test_pieces_joined_are_one_decode(data: bytes, size: int) -> None:
     assert "".join(pieces) == data.decode(errors="replace")
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=5)))
 def test_pieces_of_any_bytes_joined_are_one_decode(pieces: list[bytes]) -> None:
     assembler = Utf8Assembler()

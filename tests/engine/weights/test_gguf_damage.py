@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.weights.checkpoint_file import CheckpointError
@@ -146,11 +146,7 @@ def test_named_damage(tmp_path: Path, name: str) -> None:
     assert peak_bytes < 1_000_000
 
 
-@settings(
-    max_examples=400,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=400)
 @given(
     position=st.integers(0, len(GOOD) - 1),
     patch=st.one_of(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -127,7 +127,7 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
             open_safetensors_folder(tmp_path)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(position=st.integers(0, len(GOOD) - 1), patch=st.binary(min_size=1, max_size=6))
 def test_overwritten_bytes_never_crash(tmp_path: Path, position: int, patch: bytes) -> None:
     data = GOOD[:position] + patch + GOOD[position + len(patch) :]

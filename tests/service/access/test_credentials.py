@@ -68,7 +68,7 @@ def test_a_web_page_offers_its_key_as_a_subprotocol(server: LiveServer) -> None:
         socket.send(json.dumps({"type": "response.create", "model": MODEL, "input": "hi"}))
         while json.loads(socket.recv())["type"] != "response.completed":
             pass
-    assert [record.tenant for record in server.records] == ["a"]
+    assert [record.tenant for record in server.ended()] == ["a"]
 
 
 def _offer(key: str) -> list[Subprotocol]:
@@ -78,7 +78,7 @@ def _offer(key: str) -> list[Subprotocol]:
 def test_both_headers_carry_a_key(server: LiveServer) -> None:
     for headers in (bearer(A), {"x-api-key": A}, {"authorization": f"bearer  {A}"}):
         assert server.http.post("/v1/chat/completions", json=CHAT, headers=headers).is_success
-    assert {record.tenant for record in server.records} == {"a"}
+    assert {record.tenant for record in server.ended(3)} == {"a"}
 
 
 def test_sockets_need_a_key_and_have_a_tenant(server: LiveServer) -> None:
@@ -90,7 +90,7 @@ def test_sockets_need_a_key_and_have_a_tenant(server: LiveServer) -> None:
         socket.send(json.dumps({"type": "response.create", "model": MODEL, "input": "hi"}))
         while (frame := json.loads(socket.recv()))["type"] != "response.completed":
             assert frame["type"] != "error", frame
-    (record,) = server.records
+    (record,) = server.ended()
     assert record.tenant == "a"
 
     # What one tenant stored, no other can see, continue or delete.

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scripted import Script, ScriptStep, text_script
@@ -43,11 +43,7 @@ def test_any_two_way_split_gives_the_same_text(stage: Stage, server: LiveServer,
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=40)
 @given(data=st.binary(max_size=24), cuts=st.sets(st.integers(0, 24)))
 def test_streamed_pieces_joined_are_the_whole_answer(
     stage: Stage, server: LiveServer, data: bytes, cuts: set[int]
@@ -255,7 +251,7 @@ def test_a_record_of_each_request(stage: Stage, server: LiveServer) -> None:
     headers = {"traceparent": trace, "x-request-id": "mine-1"}
     before = len(server.records)
     answer = server.http.post(CHAT, json=body(stream=True), headers=headers)
-    (record,) = server.records[before:]
+    (record,) = server.ended(before + 1)[before:]
     assert answer.headers["x-request-id"] == record.request_id == "mine-1"
     assert record.traceparent == trace
     assert record.finish_reason is FinishReason.STOP

@@ -61,7 +61,6 @@ def fuzz(server: LiveServer, dialect: Dialect, num_bodies: int) -> None:
 
     @settings(
         max_examples=num_bodies,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -90,7 +90,6 @@ def fuzz(server: LiveServer, num_messages: int) -> None:
 
         @settings(
             max_examples=num_messages,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
         )

@@ -96,7 +96,7 @@ def test_hidden_markers_of_an_answer_end_what_is_taken_over(
 TEXTS = st.text(st.sampled_from("ab \n.é😀日<|im_end|>'s"), max_size=24)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(TEXTS, min_size=1, max_size=4), TEXTS, st.booleans())
 def test_the_ids_stand_for_the_rendered_text(
     assets: TextAssets, renderer: PromptRenderer, texts: list[str], answer: str, ended: bool

@@ -244,7 +244,7 @@ def test_a_chain_goes_from_its_end_when_room_is_needed() -> None:
     assert size < len(store)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -47,8 +47,7 @@ def test_off_by_default(value: str | None) -> None:
     assert not telemetry.captures_content
     with run_server(text_script("abc"), settings=Settings(telemetry=telemetry)) as server:
         ask(server)
-        server.wait_for_idle()
-        (record,) = server.records
+        (record,) = server.ended()
     assert record.content is None
     told = traced(record)
     assert not [name for name in told if re.search("messages|instructions", name)]
@@ -64,8 +63,7 @@ def test_asked_for_it_is_in_the_trace(value: str) -> None:
     telemetry = read_telemetry({**ENDPOINT, VARIABLE: value})
     with run_server(text_script("abc"), settings=Settings(telemetry=telemetry)) as server:
         ask(server, n=2, messages=[{"role": "user", "content": "Say abc."}])
-        server.wait_for_idle()
-        told = traced(*server.records)
+        told = traced(*server.ended(2))
     said = [{"role": "user", "parts": [{"type": "text", "content": "Say abc."}]}]
     assert json.loads(told["gen_ai.input.messages"]) == said
     answers = json.loads(told["gen_ai.output.messages"])

@@ -195,6 +195,6 @@ def test_the_engine_names_the_trace_of_what_it_fails(lines: Lines, fault: str) -
     headers = {"traceparent": traceparent(FIRST)}
     with run_server(script) as server:
         server.http.post(CHAT, json=body(), headers=headers)
-        (record,) = server.records
+        (record,) = server.ended()
     told = lines.wait_for(f"request {record.response_id} ")
     assert told.endswith(f"trace={FIRST}"), msgspec.json.encode(lines.told)

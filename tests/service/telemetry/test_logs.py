@@ -30,7 +30,7 @@ def test_a_request_is_one_line_with_its_figures(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO), run_server(text_script("abcdef")) as server:
         answer = server.http.post(CHAT, json=body(max_tokens=5), headers=headers)
         assert answer.status_code == 200
-        (record,) = server.records
+        (record,) = server.ended()
     (line,) = request_lines(caplog)
     assert line["request"] == "mine-1"
     assert line["trace"] == TRACE
@@ -46,7 +46,7 @@ def test_a_request_is_one_line_with_its_figures(caplog: pytest.LogCaptureFixture
 def test_a_refused_request_is_a_line_too(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), run_server(text_script("abc")) as server:
         server.http.post(CHAT, json={**body(), "top_p": 7})
-        (record,) = server.records
+        (record,) = server.ended()
     (line,) = request_lines(caplog)
     assert line["outcome"] == "refused:invalid_value"
     assert (line["param"], line["path"]) == ("top_p", CHAT)
@@ -81,7 +81,7 @@ def test_choices_are_one_line_that_adds_up(caplog: pytest.LogCaptureFixture) -> 
     script = Script((ScriptStep((97, 98)),), num_cached_tokens=5)
     with caplog.at_level(logging.INFO), run_server(script) as server:
         usage = ask(server, n=4)["usage"]
-        assert len({record.trace_id for record in server.records}) == 1
+        assert len({record.trace_id for record in server.ended(4)}) == 1
     (line,) = request_lines(caplog)
     assert (line["choices"], line["outcome"]) == ("4", "stop")
     assert line["prompt"] == str(usage["prompt_tokens"])

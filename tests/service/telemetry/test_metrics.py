@@ -67,9 +67,7 @@ def test_a_silent_request_is_a_gauge_while_it_runs_and_no_sample_of_what_it_neve
                 pass
         while (told := numbers(server))["vllm:num_requests_running"]:
             pass
-        server.wait_for_idle()
-        while not server.records:
-            pass
+        server.ended()
         told = numbers(server)
     assert told["vllm:request_success_total"] == 1
     assert told["vllm:e2e_request_latency_seconds_count"] == 1
@@ -109,7 +107,7 @@ def test_a_refused_request_is_counted_by_its_error(name: str) -> None:
         fields = {key: value for key, value in body().items() if key != name}
         assert server.http.post(CHAT, json=fields).status_code == 400
         told = numbers(server)
-        (record,) = server.records
+        (record,) = server.ended()
     assert told["vllm:admission_rejections_total"] == 1
     assert "vllm:request_success_total" not in told
     assert record.error_type and record.start_ns < record.end_ns

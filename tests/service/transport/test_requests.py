@@ -10,7 +10,7 @@ import pytest
 from engine.scripted import Script, text_script
 from engine.types import FinishReason
 from tests.service.calls import CHAT, ask, body, content, data_of, joined
-from tests.service.conftest import LiveServer, run_server
+from tests.service.conftest import LiveServer, held, run_server
 from tests.service.raw import (
     chat_request,
     connected,
@@ -80,24 +80,28 @@ def test_a_reset_ends_a_request_that_has_others_behind_it(streamed: bool) -> Non
             server.http.get("/health")
         pool = server.wait_for_idle()
         assert pool["num_requests"] == 1
-        (record,) = server.records
+        (record,) = server.ended()
         assert record.finish_reason is FinishReason.ABORT
         assert record.disconnected_ns > 0
 
 
 def test_what_follows_without_bound_is_dropped_and_the_answer_is_whole() -> None:
-    with run_server(text_script("abc", delay_s=0.05)) as server, connected(server) as sock:
+    with run_server(held("abc")) as server, connected(server) as sock:
         sock.sendall(chat_request(body(stream=True)))
         wait_for_running(server, 1)
         sock.sendall(HEALTH * 4000)
+        server.http.get("/health")
+        server.go_on()
         *frames, done = data_of(unchunked(read_to_end(sock)).decode())
     assert done == "[DONE]"
     assert joined([json.loads(frame) for frame in frames]) == "abc"
 
 
 def test_rubbish_behind_a_request_does_not_spoil_its_answer() -> None:
-    with run_server(text_script("abc", delay_s=0.02)) as server, connected(server) as sock:
+    with run_server(held("abc")) as server, connected(server) as sock:
         sock.sendall(chat_request(body()) + b"rubbish\r\n\r\n")
+        wait_for_running(server, 1)
+        server.go_on()
         ((status, data),) = answers(read_to_end(sock))
     assert status == 200
     assert content(json.loads(data)) == "abc"

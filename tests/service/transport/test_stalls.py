@@ -66,9 +66,7 @@ def test_a_client_that_reads_nothing_is_dropped_and_its_generation_cancelled(
         run_server(FLOOD, info=WIDE, settings=tight(0.4)) as server,
         unread(server, transport),
     ):
-        while not server.records:
-            pass
-        (record,) = server.records
+        (record,) = server.ended()
         assert record.finish_reason is FinishReason.ABORT
         assert record.disconnected_ns > 0
         pool = server.wait_for_idle()
@@ -178,8 +176,7 @@ def test_an_answer_nobody_takes_does_not_keep_its_connection() -> None:
         connected(server, receive_buffer=4096) as sock,
     ):
         sock.sendall(chat_request(body()))
-        while not server.records:
-            pass
+        server.ended()
         while len(server.server.connections):
             pass
         assert len(read_to_end(sock)) < 400_000

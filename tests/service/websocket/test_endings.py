@@ -10,11 +10,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from engine.scripted import Script, ScriptStep, text_script
 from service.endpoints.responses_socket import SocketLimits
+from tests.service.conftest import held
 from tests.service.websocket.live import (
     TERMINAL,
     Frame,
     by_word,
     create,
+    one_after_another,
     receive,
     said,
     serving,
@@ -54,7 +56,7 @@ async def test_a_client_that_leaves_takes_its_running_turns_along(way: str) -> N
         pool = live.server.wait_for_idle()
         assert pool["referenced"] == 0
         assert pool["num_requests"] == 2
-        records = live.server.records
+        records = live.server.ended(2)
         assert [record.finish_reason for record in records] == ["abort", "abort"]
         assert all(record.disconnected_ns for record in records)
 
@@ -148,8 +150,9 @@ async def test_a_slow_reader_stops_only_itself_and_loses_nothing() -> None:
 
 
 async def test_an_old_connection_finishes_its_turns_says_why_and_closes() -> None:
-    limits = SocketLimits(max_age_s=0.1)
-    async with serving(SLOW, limits) as live, live.connect() as socket:
+    slow = text_script("0123456789", 1, delay_s=0.12)
+    limits = SocketLimits(max_age_s=1.0)
+    async with serving(slow, limits) as live, live.connect() as socket:
         frames = await turn(socket, stream_id="a")
         assert frames[-1]["type"] == "response.completed"
         assert said(frames, "a") == "0123456789"
@@ -163,8 +166,9 @@ async def test_an_old_connection_finishes_its_turns_says_why_and_closes() -> Non
 
 
 async def test_an_old_connection_starts_nothing_new() -> None:
-    limits = SocketLimits(max_age_s=0.05)
-    async with serving(SLOW, limits) as live, live.connect() as socket:
+    slow = text_script("0123456789", 1, delay_s=0.12)
+    limits = SocketLimits(max_age_s=1.0)
+    async with serving(slow, limits) as live, live.connect() as socket:
         await create(socket)
         frames: list[Frame] = []
         await until(socket, "response.in_progress")
@@ -178,7 +182,8 @@ async def test_an_old_connection_starts_nothing_new() -> None:
 
 
 async def test_a_drain_lets_running_turns_finish_and_closes_with_1012() -> None:
-    async with serving(SLOW) as live, live.connect() as socket, live.connect() as idle:
+    scripts = one_after_another(OK, held("0123456789"))
+    async with serving(scripts) as live, live.connect() as socket, live.connect() as idle:
         await turn(idle)
         await create(socket, stream_id="a")
         await until(socket, "response.in_progress", lane="a")
@@ -190,6 +195,7 @@ async def test_a_drain_lets_running_turns_finish_and_closes_with_1012() -> None:
                 pass
         assert caught.value.response.status_code == 503
         assert json.loads(caught.value.response.body)["error"]["code"] == "server_is_overloaded"
+        live.server.go_on()
         frames: list[Frame] = []
         while sum(frame["type"] in TERMINAL for frame in frames) < 2:
             frames.append(await receive(socket))
@@ -213,7 +219,7 @@ async def test_trace_context_and_chain_reach_the_record() -> None:
                 socket, previous_response_id=parent, client_metadata=client_metadata
             )
             frames = [json.dumps(frame) for frame in second]
-        one, two = live.server.records
+        one, two = live.server.ended(2)
         assert (one.traceparent, two.traceparent) == (handshake, nearer)
         assert one.response_id == one.conversation_id == two.conversation_id == parent
         assert two.previous_response_id == parent

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from engine.scripted import Script, text_script
+from tests.service.conftest import held
 from tests.service.websocket.live import (
     TERMINAL,
     Frame,
@@ -28,10 +29,13 @@ def ends(frames: list[Frame]) -> int:
 
 
 async def test_two_lanes_interleave_and_each_is_whole() -> None:
-    async with serving(SLOW) as live, live.connect() as socket:
+    async with serving(held("0123456789")) as live, live.connect() as socket:
         await create(socket, stream_id="left")
         await create(socket)
         frames: list[Frame] = []
+        while not said(frames, "left") or not said(frames):
+            frames.append(await receive(socket))
+        live.server.go_on()
         while ends(frames) < 2:
             frames.append(await receive(socket))
         lanes = by_lane(frames)

@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection
 
 from engine.scripted import Script, text_script
 from service.transport.steering import MAX_STEERS
-from tests.service.conftest import quick
+from tests.service.conftest import held, quick
 from tests.service.websocket.live import (
     Frame,
     create,
@@ -92,14 +92,16 @@ async def test_a_response_that_says_nothing_yet_is_steered_at_once() -> None:
 
 
 async def test_calls_are_not_cut_and_the_input_waits_for_what_they_return() -> None:
-    slow = text_script(CALL, 20, delay_s=0.05)
-    async with serving(one_after_another(slow, AFTER)) as live, live.connect() as socket:
+    call_held = held(CALL, len(CALL) - 1)
+    async with serving(one_after_another(call_held, AFTER)) as live, live.connect() as socket:
         await create(socket, tools=[TOOL])
         seen: list[Frame] = []
         await until(socket, "response.output_item.added", seen)
         first = seen[0]["response"]["id"]
-        await steer(socket, first, "and in French")
-        await steer(socket, first, "please")
+        for words in ("and in French", "please"):
+            await steer(socket, first, words)
+            await until(socket, "response.steer.accepted", seen)
+        live.server.go_on()
         done = await until(socket, "response.completed", seen)
         call = done["response"]["output"][0]
         waiting = [await receive(socket), await receive(socket)]
@@ -176,8 +178,7 @@ async def test_only_a_running_response_of_this_connection_is_steered() -> None:
 
 
 async def test_too_many_wait_no_longer() -> None:
-    held = text_script(CALL, len(CALL) - 1, delay_s=0.0, finish=None)
-    async with serving(held) as live, live.connect() as socket:
+    async with serving(held(CALL, len(CALL) - 1)) as live, live.connect() as socket:
         await create(socket, tools=[TOOL])
         seen: list[Frame] = []
         await until(socket, "response.output_item.added", seen)

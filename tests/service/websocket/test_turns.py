@@ -5,7 +5,9 @@ import pytest
 from engine.scripted import Script, ScriptStep, text_script
 from engine.types import FinishReason
 from service.endpoints.responses_socket import SocketLimits
+from tests.service.conftest import HELD_S, held
 from tests.service.websocket.live import (
+    Frame,
     create,
     one_after_another,
     receive,
@@ -22,9 +24,13 @@ HANGS = text_script("so far", 3, finish=None)
 
 
 async def test_a_turn_has_the_protocols_events_and_its_pieces_are_its_text() -> None:
-    script = Script(HELLO.steps, num_cached_tokens=5)
+    script = Script(held("Hello, wörld 😀").steps, num_cached_tokens=5)
     async with serving(script) as live, live.connect() as socket:
-        frames = await turn(socket)
+        await create(socket)
+        frames: list[Frame] = []
+        await until(socket, "response.output_text.delta", frames)
+        live.server.go_on()
+        await until(socket, "response.completed", frames)
         kinds = [frame["type"].removeprefix("response.") for frame in frames]
         deltas = kinds.count("output_text.delta")
         assert deltas > 1
@@ -162,20 +168,27 @@ async def test_tool_results_reach_the_model() -> None:
 
 
 async def test_progress_is_told_while_the_prompt_is_computed() -> None:
-    slow = Script((ScriptStep(tuple(b"late"), delay_s=0.3),))
+    late = Script((ScriptStep(tuple(b"late"), delay_s=HELD_S),))
     limits = SocketLimits(max_silence_s=0.05)
-    async with serving(slow, limits) as live, live.connect() as socket:
-        frames = await turn(socket)
-        kinds = [frame["type"] for frame in frames]
-        assert kinds.count("response.in_progress") > 2
+    async with serving(late, limits) as live, live.connect() as socket:
+        await create(socket)
+        frames: list[Frame] = []
+        for _ in range(3):
+            await until(socket, "response.in_progress", frames)
+        live.server.go_on()
+        await until(socket, "response.completed", frames)
         assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
         assert said(frames) == "late"
 
 
 async def test_a_request_that_misses_its_timeout_fails() -> None:
     async with serving(HANGS) as live, live.connect() as socket:
-        frames = await turn(socket, timeout=0.05)
-        assert frames[-1]["type"] == "response.failed"
+        await create(socket, timeout=600)
+        frames: list[Frame] = []
+        while said(frames) != "so far":
+            await until(socket, "response.output_text.delta", frames)
+        live.server.go_on()
+        await until(socket, "response.failed", frames)
         assert frames[-1]["response"]["error"]["code"] == "timeout"
         assert said(frames) == "so far"
 

@@ -184,7 +184,7 @@ def test_a_record_of_each_request(stage: Stage, server: LiveServer) -> None:
     }
     before = len(server.records)
     answer = server.http.post(MESSAGES, json=body(stream=True), headers=headers)
-    (record,) = server.records[before:]
+    (record,) = server.ended(before + 1)[before:]
     assert (record.operation, record.stream) == ("chat", True)
     assert record.response_id == events_of(answer.text)[0]["message"]["id"]
     assert record.request_id == answer.headers["request-id"]

@@ -162,4 +162,4 @@ def test_an_overload_is_retried() -> None:
     ):
         (block,) = sdk.messages.create(**ASKED).content
         assert block.type == "text" and block.text == "x"
-        assert len(server.records) == 2
+        server.ended(2)

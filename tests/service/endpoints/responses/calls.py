@@ -54,18 +54,25 @@ class Live:
                 return response
 
     def follow(self, response_id: str) -> "Future[list[Event]]":
-        """The events of a stored response as they come; the future has them when it has ended."""
+        """The events of a stored response as they come, once the first has come; the future has
+        them when it has ended."""
         told: Future[list[Event]] = Future()
+        begun = threading.Event()
 
         def read() -> None:
             try:
                 path = f"{PATH}/{response_id}?stream=true"
                 with self.server.http.stream("GET", path) as answer:
-                    told.set_result(events_of("".join(answer.iter_text())))
+                    pieces = answer.iter_text()
+                    first = next(pieces)
+                    begun.set()
+                    told.set_result(events_of(first + "".join(pieces)))
             except BaseException as error:
+                begun.set()
                 told.set_exception(error)
 
         threading.Thread(target=read).start()
+        begun.wait()
         return told
 
     def replay(self, response_id: str, after: int | None = None) -> list[Event]:

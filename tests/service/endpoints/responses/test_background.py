@@ -2,7 +2,7 @@
 
 from engine.scripted import Script, ScriptStep, text_script
 from service.responses.listing import MAX_PAGE
-from tests.service.conftest import quick
+from tests.service.conftest import held, quick
 from tests.service.endpoints.responses.calls import PATH, error_of, serving
 from tests.service.websocket.live import by_word
 
@@ -79,8 +79,7 @@ def test_a_deleted_one_stops() -> None:
         deleted = live.server.http.delete(f"{PATH}/{response['id']}")
         assert deleted.json() == {"id": response["id"], "object": "response", "deleted": True}
         assert live.server.http.get(f"{PATH}/{response['id']}").status_code == 404
-        live.server.wait_for_idle()
-        assert [record.finish_reason for record in live.server.records] == ["abort"]
+        assert [record.finish_reason for record in live.server.ended()] == ["abort"]
 
 
 def test_one_too_many_is_refused() -> None:
@@ -98,12 +97,13 @@ def test_one_too_many_is_refused() -> None:
 
 
 def test_a_drain_lets_it_end() -> None:
-    with serving(SLOW) as live:
+    with serving(held("0123456789")) as live:
         response = live.create(background=True)
         told = live.follow(response["id"])
-        while live.server.pool()["num_output_tokens"] < 2:
+        while not live.server.pool()["num_output_tokens"]:
             pass
         live.server.stop()
+        live.server.go_on()
         assert told.result()[-1]["type"] == "response.completed"
 
 

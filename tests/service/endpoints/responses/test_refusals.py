@@ -190,9 +190,7 @@ def test_a_client_that_leaves_ends_its_response(stream: bool) -> None:
                 pass
         pool = live.server.wait_for_idle()
         assert pool["referenced"] == 0
-        while not live.server.records:
-            pass
-        (record,) = live.server.records
+        (record,) = live.server.ended()
         assert record.finish_reason == "abort"
         assert record.disconnected_ns
         if stream:

@@ -7,7 +7,7 @@ import pytest
 
 from engine.scripted import Script, ScriptStep, text_script
 from service.responses.log import CHUNK_ENTRIES
-from tests.service.conftest import MODEL, quick
+from tests.service.conftest import HELD_S, MODEL, quick
 from tests.service.endpoints.responses.calls import PATH, events_of, serving
 from tests.service.websocket import live as sockets
 
@@ -62,11 +62,19 @@ def test_two_readers_follow_a_running_response() -> None:
 
 
 def test_a_silent_follower_is_kept_alive() -> None:
-    silence = Script((ScriptStep(tuple(b"late"), delay_s=0.3),))
-    with serving(silence, quick(keep_alive_s=0.05)) as live:
-        answer = live.post(stream=True, background=True)
-        assert answer.text.count(": keep-alive\n\n") > 1
-        assert events_of(answer.text)[-1]["type"] == "response.completed"
+    silence = Script((ScriptStep(tuple(b"late"), delay_s=HELD_S),))
+    asked = {"model": MODEL, "input": "hi", "stream": True, "background": True}
+    with (
+        serving(silence, quick(keep_alive_s=0.05)) as live,
+        live.server.http.stream("POST", PATH, json=asked) as answer,
+    ):
+        told, is_held = "", True
+        for piece in answer.iter_text():
+            told += piece
+            if is_held and told.count(": keep-alive\n\n") > 1:
+                is_held = False
+                live.server.go_on()
+    assert events_of(told)[-1]["type"] == "response.completed"
 
 
 @pytest.mark.anyio

@@ -5,7 +5,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from engine.scripted import text_script
-from tests.service.conftest import MODEL
+from tests.service.conftest import MODEL, held
 from tests.service.endpoints.responses.calls import serving
 from tests.service.websocket.live import by_word, one_after_another
 
@@ -36,10 +36,14 @@ def test_create_returns_the_whole_object() -> None:
 
 def test_the_stream_helper_accepts_the_order_of_events() -> None:
     with (
-        serving(HELLO) as live,
+        serving(held("Hello, wörld\u2028😀")) as live,
         live.client.responses.stream(model=MODEL, input="hi") as stream,
     ):
-        events = list(stream)
+        events = []
+        for each in stream:
+            events.append(each)
+            if each.type == "response.output_text.delta" and len(each.snapshot) == 1:
+                live.server.go_on()
         final = stream.get_final_response()
         pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
         assert len(pieces) > 1
