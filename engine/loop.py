@@ -59,7 +59,6 @@ from engine.wire.messages import (
     encode,
 )
 
-_RECV_BYTES = 256 * 1024
 _MAX_RECVS_PER_STEP = 64
 _LAST_WORDS_S = 2.0
 """How long the ending loop waits for the edge to take its last messages."""
@@ -156,7 +155,7 @@ class StepLoop:
         if not ready and not self._drain_asked:
             return True
         if self._wake.fileno() in ready:
-            self._wake.recv(_RECV_BYTES)
+            self._wake.recv(64)
         if self._drain_asked and not self._ending:
             self._begin_drain()
         flags = ready.get(self._socket.fileno(), 0)
@@ -182,14 +181,14 @@ class StepLoop:
     def _read_commands(self) -> bool:
         for _ in range(_MAX_RECVS_PER_STEP):
             try:
-                data = self._socket.recv(_RECV_BYTES, socket.MSG_DONTWAIT)
+                payloads = self._reader.receive(self._socket)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
-            if not data:
+            if payloads is None:
                 return False
-            for payload in self._reader.feed(data):
+            for payload in payloads:
                 try:
                     command = decode_command(payload)
                 except msgspec.MsgspecError as error:

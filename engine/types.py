@@ -253,7 +253,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     says what failed for ERROR, and `retryable` that nothing was wrong with the request itself: the
     engine stopped, or takes no more. `donor` is the request that computed the last of the cached
     tokens, where there are some. `num_draft_tokens` were computed because they might come next, and
-    `num_accepted_tokens` of them did. `num_predicted_tokens` were said as the prediction has them.
+    `num_accepted_tokens` of them did.
     """
 
     request_id: str
@@ -272,7 +272,6 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     leases: tuple[LeaseInfo, ...] = ()
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_predicted_tokens: int = 0
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.api import Engine, EngineError
-from engine.types import FinishReason, KeepPrefix, Started, pack_tokens, unpack_tokens
+from engine.types import (
+    EngineEvent,
+    Finished,
+    FinishReason,
+    KeepPrefix,
+    Started,
+    pack_tokens,
+    unpack_tokens,
+)
 from service.access.limiter import TenantLimiter
 from service.asking import engine_request
 from service.cache.report import summarise
@@ -22,6 +30,7 @@ from service.conversation import GenerationOptions, GenerationRequest
 from service.early_refusal import EarlyRefusal, num_characters
 from service.errors import ApiError, from_engine
 from service.events import Admitted, Completed, Content, Event, RequestRecord
+from service.prediction import count_predicted
 from service.prompts import PromptRenderer, RenderedPrompt
 from service.reading import Reading
 from service.telemetry.sinks import RecordSink
@@ -198,7 +207,10 @@ class Generator:
             async for event in reading.stream:
                 if isinstance(event, Started) and reading.wants_summary:
                     await self._summarise(reading, event)
-                for translated in reading.translate([event, *reading.stream.ready()]):
+                events = [event, *reading.stream.ready()]
+                if reading.prediction and isinstance(events[-1], Finished):
+                    await self._compare(reading, events)
+                for translated in reading.translate(events):
                     yield translated
             if not reading.finished:
                 yield reading.fail("The engine ended the request without a result.")
@@ -220,6 +232,14 @@ class Generator:
             unpack_tokens(reading.prompt),
             self._readers.vocabulary,
             reading.request.conversation,
+        )
+
+    async def _compare(self, reading: Reading, last: list[EngineEvent]) -> None:
+        """Count what of the prediction came true, off the event loop."""
+        reading.num_predicted_tokens = await anyio.to_thread.run_sync(
+            count_predicted,
+            unpack_tokens(reading.prediction),
+            unpack_tokens(reading.said_with(last)),
         )
 
     async def _abort(self, reading: Reading) -> None:

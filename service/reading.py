@@ -43,7 +43,9 @@ class Reading:
         self.wants_summary = asked.options.cache_report
         self.summary: CacheSummary | None = None
         self.kept = request.keep
-        self._num_prediction_tokens = len(request.prediction) // 4
+        self.prediction = request.prediction
+        self.num_predicted_tokens = 0
+        """How many of its tokens were said, once that has been counted."""
         self.stream = stream
         self.request_id = request.id
         self.prompt = request.token_ids
@@ -78,8 +80,8 @@ class Reading:
                 event.num_output_tokens,
                 summary,
                 self._reader.num_thought_tokens,
-                event.num_predicted_tokens,
-                max(0, self._num_prediction_tokens - event.num_predicted_tokens),
+                self.num_predicted_tokens,
+                max(0, len(self.prediction) // 4 - self.num_predicted_tokens),
             )
             record.usage = self._usage
             record.finish_reason = record.finish_reason or event.reason
@@ -88,6 +90,11 @@ class Reading:
             record.num_accepted_tokens = event.num_accepted_tokens
             record.donor = event.donor
             record.take_engine_phases(event.phases)
+
+    def said_with(self, events: list[EngineEvent]) -> bytes:
+        """All tokens up to now, packed, and those of events that are not translated yet."""
+        new = (event.token_ids for event in events if isinstance(event, TokenDelta))
+        return b"".join((self._token_ids, *new))
 
     def translate(self, events: list[EngineEvent]) -> list[Event]:
         """The events of the edge that events of the engine mean; tokens that came together are

@@ -462,7 +462,6 @@ class EngineCore:
             donor=request.donor,
             num_draft_tokens=request.num_draft_tokens,
             num_accepted_tokens=request.num_accepted_tokens,
-            num_predicted_tokens=request.num_predicted_tokens,
         )
 
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from engine.execution.penalties import LogitRules
 from engine.speculation.drafter import Drafter
-from engine.speculation.prediction import count_predicted
 from engine.stats import StepWork
 from engine.text import StopMatcher
 from engine.types import EngineRequest, LeaseInfo, Phase, SamplingParams, unpack_tokens
@@ -261,14 +260,6 @@ class Request:
             self._drafter = Drafter(prompt, unpack_tokens(self._prediction))
         self._drafter.follow(self.token_ids)
         return self._drafter
-
-    @property
-    def num_predicted_tokens(self) -> int:
-        """Tokens of the caller's prediction that were said, whether or not they were drafts."""
-        if not self._prediction:
-            return 0
-        said = self.token_ids[self.num_prompt_tokens :]
-        return count_predicted(unpack_tokens(self._prediction), said)
 
     @property
     def max_drafts(self) -> int:

@@ -85,8 +85,6 @@ SHUTTING_DOWN = (
     "The server is draining, it is shutting down and takes no new requests: repeat the request."
 )
 
-_RECV_BYTES = 256 * 1024
-
 _log = logging.getLogger(__name__)
 
 
@@ -366,20 +364,20 @@ class EngineClient:
     def _on_readable(self) -> None:
         """Deliver what has come; at the end, learn how the engine ended."""
         try:
-            data = self._socket.recv(_RECV_BYTES)
+            payloads = self._reader.receive(self._socket)
         except BlockingIOError:
             return
         except OSError:  # the socket broke
-            data = b""
+            payloads = None
         self._heard_ns = time.monotonic_ns()
         try:
-            for payload in self._reader.feed(data):
+            for payload in payloads or ():
                 self._deliver(decode_from_engine(payload))
         except (FrameError, msgspec.MsgspecError):
             _log.exception("the engine's messages cannot be read")
             self._peer.kill()
-            data = b""
-        if not data:
+            payloads = None
+        if payloads is None:
             self._loop.remove_reader(self._socket)
             self._reaping = self._loop.create_task(self._reap())
 

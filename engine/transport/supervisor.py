@@ -201,13 +201,14 @@ class EngineSupervisor:
         """
         silent_s, heard_ns = 0.0, 0
         while True:
-            if client.heard_ns != heard_ns:
-                silent_s, heard_ns = 0.0, client.heard_ns
-                client.ask_for_sign()
             if await client.wait_ended(PULSE_S):
                 return
-            if client.heard_ns == heard_ns:
-                silent_s += PULSE_S
+            if client.heard_ns != heard_ns:
+                silent_s, heard_ns = 0.0, client.heard_ns
+                continue
+            if not silent_s:
+                client.ask_for_sign()
+            silent_s += PULSE_S
             if silent_s >= self._rules.step_limit_s:
                 limit = f"{self._rules.step_limit_s:g} s"
                 client.kill(f"the engine gave no sign of life for {limit} and was killed")

@@ -8,6 +8,7 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 _HEADER_BYTES = 4
 _SEND_BYTES = 1024 * 1024
+_RECV_BYTES = 256 * 1024
 
 
 class FrameError(Exception):
@@ -19,8 +20,16 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._received = memoryview(bytearray(_RECV_BYTES))
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def receive(self, sock: socket.socket) -> Iterator[bytes] | None:
+        """Read once without blocking: the payloads that this completes, as `feed`; None where the
+        stream has ended. Raises OSError, BlockingIOError where nothing has come."""
+        # Into memory that is kept: as much of its own for each read would be mapped and unmapped.
+        count = sock.recv_into(self._received, 0, socket.MSG_DONTWAIT)
+        return self.feed(self._received[:count]) if count else None
+
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """The payloads that `data` completes, in order; they are all to be taken. Raises
         FrameError after the last good one if an oversized one follows."""
         buffer = self._buffer

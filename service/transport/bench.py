@@ -15,6 +15,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -75,11 +76,16 @@ _FLOOR_FRAME: Final = b"data: " + b"x" * 200 + b"\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of CPU per token, the part of it that is the system's, and frames per token."""
+    """Seconds of CPU per token, the part of it that is the system's, and frames per token. The
+    part is None where it all took less than a tick."""
 
     total_s: float
-    system: float
+    system: float | None
     num_frames: float
+
+
+class NothingMeasured(Exception):
+    """All tokens came at once."""
 
 
 class Client:
@@ -138,24 +144,28 @@ class Server:
 
 
 def measure(server: Server, transport: Transport, num_streams: int, num_tokens: int) -> Cost:
-    """Let so many clients stream at once, each so many tokens."""
+    """Let so many clients stream at once, each so many tokens. Raises NothingMeasured."""
     clients = [Client(server.port, transport, num_tokens) for _ in range(num_streams)]
     due = [int(num_streams * num_tokens * part) for part in (_BEGUN, _NEARLY_DONE)]
     marks: list[tuple[int, int, float, int, int]] = []
     with selectors.DefaultSelector() as selector:
         for client in clients:
             selector.register(client.sock, selectors.EVENT_READ, client)
+        told = 0
         while len(marks) < len(due):
-            for key, _ in selector.select():
-                key.data.read()
-            told = sum(client.num_tokens for client in clients)
-            if told >= due[len(marks)]:
+            if told < due[len(marks)]:
+                for key, _ in selector.select():
+                    key.data.read()
+                told = sum(client.num_tokens for client in clients)
+            else:
                 frames = sum(client.num_frames for client in clients)
                 marks.append((told, frames, *server.cpu()))
     for client in clients:
         client.sock.close()
     tokens, frames, total_s, ticks, system = (b - a for a, b in zip(*marks, strict=True))
-    return Cost(total_s / tokens, system / ticks, frames / tokens)
+    if not tokens:
+        raise NothingMeasured
+    return Cost(total_s / tokens, system / ticks if ticks else None, frames / tokens)
 
 
 @contextlib.contextmanager
@@ -270,7 +280,8 @@ def _report(costs: dict[str, list[Cost]]) -> Iterator[str]:
     yield f"{'':28}{'CPU us':>8}{'user':>8}{'system':>8}{'of bare':>9}{'frames':>8}\n"
     for name, rounds in costs.items():
         total_s = statistics.median(each.total_s for each in rounds)
-        system = statistics.median(each.system for each in rounds)
+        parts = [each.system for each in rounds if each.system is not None]
+        system = statistics.median(parts) if parts else math.nan
         floor = costs["bare WS" if " WS" in name else "bare SSE"]
         ratio = statistics.median(
             each.total_s / bare.total_s for each, bare in zip(rounds, floor, strict=True)
@@ -301,10 +312,13 @@ def main() -> None:
         wanted = [each for each in TRANSPORTS if args.only in each.name]
         runs += [(one, each, each.name, 1) for each in wanted]
         runs += [(group, each, f"{each.name}, {_GROUP} a step", _GROUP) for each in wanted]
-        for _ in range(args.rounds):
-            for server, transport, name, tokens in runs:
-                cost = measure(server, transport, args.streams, args.steps * tokens)
-                costs.setdefault(name, []).append(cost)
+        try:
+            for _ in range(args.rounds):
+                for server, transport, name, tokens in runs:
+                    cost = measure(server, transport, args.streams, args.steps * tokens)
+                    costs.setdefault(name, []).append(cost)
+        except NothingMeasured:
+            sys.exit("these are too few tokens to be measured: ask for more --steps")
     sys.stdout.write(f"Per token, at {args.streams} streams and a step each {args.step_ms} ms:\n")
     sys.stdout.writelines(_report(costs))
 

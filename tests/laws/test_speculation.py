@@ -210,13 +210,13 @@ def test_a_prediction_changes_nothing_but_the_time(
     tokens = prompt(13, 40)
     expected = alone(plain, tokens, sampling)
     said = expected.tokens
-    for prediction, num_right in (
-        (said, 60),
-        (said[:20], 20),
-        ([*said, *prompt(14, 20)], 60),
-        ([*said[:20], (said[20] + 1) % EOS, *said[21:]], 20),
-        (prompt(15, 300), 0),
-        ([(said[0] + 1) % EOS], 0),
+    for prediction, is_right in (
+        (said, True),
+        (said[:20], False),
+        ([*said, *prompt(14, 20)], True),
+        ([*said[:20], (said[20] + 1) % EOS, *said[21:]], False),
+        (prompt(15, 300), False),
+        ([(said[0] + 1) % EOS], False),
     ):
         run = driver(speculation=speculation)
         request_id = run.add(tokens, sampling=sampling, prediction=prediction)
@@ -225,14 +225,7 @@ def test_a_prediction_changes_nothing_but_the_time(
         assert_same(run.answers[request_id], expected)
         end = run.answers[request_id].finished
         assert end is not None
-        assert num_right <= end.num_predicted_tokens <= len(prediction)
-        plainly = driver(speculation=False)
-        request_id = plainly.add(tokens, sampling=sampling, prediction=prediction)
-        plainly.run()
-        other = plainly.answers[request_id].finished
-        assert other is not None
-        assert other.num_predicted_tokens == end.num_predicted_tokens
-        if speculation and num_right == 60:
+        if speculation and is_right:
             assert end.num_accepted_tokens > 40
 
 

@@ -4,6 +4,7 @@ import logging
 import random
 import socket
 import threading
+import tracemalloc
 from collections import deque
 from collections.abc import Callable
 
@@ -56,6 +57,26 @@ def test_any_cut_of_the_stream_gives_the_same_payloads(
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         got += reader.feed(stream[start:end])
     assert got == payloads
+
+
+def test_what_a_socket_has_is_read_into_memory_that_is_kept() -> None:
+    """A buffer of its own for each read was mapped and unmapped at every token."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader = FrameReader()
+        with pytest.raises(BlockingIOError):
+            reader.receive(ours)
+        theirs.sendall(framed(b"one") + framed(b"two") + framed(b"three")[:5])
+        assert list(reader.receive(ours) or ()) == [b"one", b"two"]
+        theirs.sendall(framed(b"three")[5:])
+        tracemalloc.start()
+        try:
+            assert list(reader.receive(ours) or ()) == [b"three"]
+            assert tracemalloc.get_traced_memory()[1] < 10_000
+        finally:
+            tracemalloc.stop()
+        theirs.close()
+        assert reader.receive(ours) is None
 
 
 def test_an_oversized_frame_is_known_by_its_header() -> None:

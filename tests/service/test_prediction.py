@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
-from engine.speculation.prediction import count_predicted
+from engine.scripted import text_script
+from service.prediction import count_predicted
+from tests.service.calls import ask, stream
+from tests.service.conftest import run_server
 
 WHOLE = list(range(50, 80))
 FENCE = [1, 2, 3]
@@ -50,3 +53,14 @@ def longest_common(one: np.ndarray, other: np.ndarray) -> int:
             same = before[place] + 1 if token == against else 0
             row.append(max(same, before[place + 1], row[-1]))
     return row[-1]
+
+
+def test_the_edge_counts_it_whatever_the_engine_drafted() -> None:
+    """It was counted in the engine's steps, where all streams wait for it."""
+    with run_server(text_script("the river and the sea")) as server:
+        asked = {"prediction": {"type": "content", "content": "the river or the sea"}}
+        details = ask(server, **asked)["usage"]["completion_tokens_details"]
+        ended = stream(server, **asked)[-1]["usage"]["completion_tokens_details"]
+    assert details == ended
+    assert details["accepted_prediction_tokens"] == len("the river  the sea")
+    assert details["rejected_prediction_tokens"] == len("or")

@@ -3,13 +3,14 @@
 from bisect import bisect_left
 from typing import Final
 
-from kernels.contract import Int32Array
+import numpy as np
+from numpy.typing import NDArray
 
 _AGAIN: Final = 3
 """So many tokens in a row are found again after others that the prediction has not."""
 
 
-def count_predicted(prediction: Int32Array, said: Int32Array) -> int:
+def count_predicted(prediction: NDArray[np.int32], said: NDArray[np.int32]) -> int:
     """How many tokens of the prediction stand in what was said, in its order: the prediction is
     followed from its beginning, and after what is not in it from the next place on where the last
     few tokens stand. Takes time in proportion to both."""
