@@ -86,10 +86,17 @@ class LeaseBook:
         return lease if lease is not None and lease.namespace.tenant == tenant else None
 
     def grant(
-        self, namespace: Namespace, pages: PageIds, num_tokens: int, ttl_s: float, now_s: float
+        self,
+        namespace: Namespace,
+        pages: PageIds,
+        num_tokens: int,
+        ttl_s: float,
+        now_s: float,
+        lease_id: str = "",
     ) -> Lease | None:
         """Pin as many of a prefix's pages, from the first on, as the budget has room for; None
-        where that is none. A lease that ends in the same page is prolonged instead."""
+        where that is none. A lease that ends in the same page is prolonged instead. `lease_id` is
+        what one that is granted again was called."""
         held = self._held.get(namespace.tenant, Counter())
         pages = pages[: self._num_affordable(pages, held)]
         if not len(pages):
@@ -101,7 +108,7 @@ class LeaseBook:
             self.prolong(lease, max(ttl_s, lease.ttl_s), now_s)
             return lease
         expires_s = now_s + ttl_s
-        lease_id = f"lease_{secrets.token_hex(8)}"
+        lease_id = lease_id or f"lease_{secrets.token_hex(8)}"
         lease = Lease(lease_id, namespace, pages.copy(), num_tokens, ttl_s, expires_s)
         self._num_held += int(np.count_nonzero(self._pool.pins[pages] == 0))
         self._pool.pin(lease.pages)

@@ -30,18 +30,21 @@ class Leases:
         self._events = events
         self._clock = clock
 
-    def grant(self, namespace: Namespace, token_ids: TokenIds, ttl_s: float) -> Lease | None:
+    def grant(
+        self, namespace: Namespace, token_ids: TokenIds, ttl_s: float, lease_id: str = ""
+    ) -> Lease | None:
         """Hold the whole pages of a prefix for `ttl_s` from now, and from each later hit, as far
         as they are in the tree now and the tenant's budget goes; None where that is no page.
 
         A lease of the same pages is prolonged instead. Pages beyond the lease may be evicted.
+        `lease_id` is what one that is granted again, after a restart, was called.
         """
         now_s = self._clock()
         self.expire()
         tokens = np.ascontiguousarray(token_ids, dtype=np.int32)
         found = self._forest.match(namespace, tokens)
         whole = found.pages[: found.num_tokens // self._forest.page_size]
-        lease = self.book.grant(namespace, whole, len(tokens), ttl_s, now_s)
+        lease = self.book.grant(namespace, whole, len(tokens), ttl_s, now_s, lease_id)
         if lease is not None:
             self._events.leased(lease, self.tokens, ended=False)
         return lease

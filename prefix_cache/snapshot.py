@@ -56,6 +56,7 @@ class _Leased(msgspec.Struct, frozen=True):
     tokens: bytes
     ttl_s: float
     remaining_s: float
+    id: str = ""
 
 
 class _Manifest(msgspec.Struct, frozen=True):
@@ -127,6 +128,7 @@ def save(
             _packed(cache.leases.tokens(lease)),
             lease.ttl_s,
             lease.expires_s - now_s,
+            lease.id,
         )
         for lease in cache.leases.all()
     ]
@@ -282,7 +284,8 @@ class _Loader:
         tokens = np.frombuffer(lease.tokens, dtype="<i4").astype(np.int32)
         if lease.remaining_s <= 0:
             return False
-        granted = self._cache.leases.grant(self._namespace(lease.name), tokens, lease.ttl_s)
+        name = self._namespace(lease.name)
+        granted = self._cache.leases.grant(name, tokens, lease.ttl_s, lease.id)
         if granted is None:
             return False
         granted.expires_s = self._cache.clock() + lease.remaining_s

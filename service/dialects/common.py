@@ -1,11 +1,15 @@
-"""How to generate, as all of OpenAI's dialects say it: the fields and what they mean."""
+"""How to generate, as several dialects say it: the fields and what they mean."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from service.conversation import GenerationOptions
 from service.dialects.fields import (
+    INT32,
     INT64,
     CacheSalt,
     MinP,
@@ -23,17 +27,15 @@ from service.errors import invalid
 from service.model_card import ModelCard
 
 
-class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a body that Chat Completions, Completions and Responses share."""
+class Extensions(msgspec.Struct, frozen=True, kw_only=True):
+    """What every dialect takes, whether or not its own API has it."""
 
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
     min_p: MinP | None = None
     seed: Seed | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    stop: Stops | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=INT32)] | None = None
     stop_token_ids: StopTokens | None = None
     ignore_eos: bool | None = None
     priority: Priority | None = None
@@ -42,17 +44,43 @@ class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
     cache_report: bool | None = None
 
 
-def common_options(body: CommonBody, card: ModelCard) -> GenerationOptions:
+class CommonBody(Extensions, frozen=True, kw_only=True):
+    """The part of a body that Chat Completions, Completions and Responses share."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    stop: Stops | None = None
+
+
+def common_options(
+    body: CommonBody, card: ModelCard, *, max_tokens: int | None
+) -> GenerationOptions:
     """What the shared fields ask for; the rest is the dialect's to add. Raises ApiError 400."""
-    require_token_ids(body.stop_token_ids or (), "stop_token_ids", card)
     stop = body.stop or ()
-    return GenerationOptions(
+    return replace(
+        extension_options(body, card, max_tokens=max_tokens),
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=None if body.top_k is None else min(max(body.top_k, 0), card.vocab_size),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+
+
+def extension_options(
+    body: Extensions, card: ModelCard, *, max_tokens: int | None
+) -> GenerationOptions:
+    """The same of what every dialect takes. `max_tokens` is how many the body allows, where it
+    says."""
+    require_token_ids(body.stop_token_ids or (), "stop_token_ids", card)
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise invalid("min_tokens", f"'min_tokens' is more than the {max_tokens} allowed tokens.")
+    return GenerationOptions(
+        max_tokens=max_tokens,
         min_p=body.min_p,
         seed=None if body.seed is None else body.seed & INT64,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        repetition_penalty=body.repetition_penalty,
+        min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos is True,
         frequency_penalty=body.frequency_penalty,

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from service.conversation import Conversation, GenerationOptions, GenerationRequest
 from service.dialects import wire
@@ -27,7 +29,8 @@ MAX_PROMPTS: Final = 64
 MAX_CHOICES: Final = 128
 MAX_PROMPT_TOKENS: Final = 1 << 20
 
-Prompt: TypeAlias = str | list[int]
+Prompt: TypeAlias = str | NDArray[np.int32]
+"""A text, or token ids, of which there may be a million: an array is made where they are read."""
 
 
 class CompletionBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,13 +138,14 @@ def _prompts(given: str | list[Any], card: ModelCard) -> tuple[Prompt, ...]:
     if isinstance(given, str):
         return (given,)
     if _is_id(given[0]):
-        _require_ids(given, "prompt", card)
-        return (given,)
+        return (_token_ids(given, "prompt", card),)
     if len(given) > MAX_PROMPTS:
         raise invalid("prompt", f"Invalid 'prompt': must be at most {MAX_PROMPTS} prompts.")
+    prompts: list[Prompt] = []
     for index, prompt in enumerate(given):
         path = f"prompt[{index}]"
         if isinstance(prompt, str) and isinstance(given[0], str):
+            prompts.append(prompt)
             continue
         if not isinstance(prompt, list) or not isinstance(given[0], list):
             raise invalid(
@@ -151,17 +155,19 @@ def _prompts(given: str | list[Any], card: ModelCard) -> tuple[Prompt, ...]:
             )
         if not prompt:
             raise invalid(path, f"Invalid '{path}': must be at least 1 token.")
-        _require_ids(prompt, path, card)
-    return tuple(given)
+        prompts.append(_token_ids(prompt, path, card))
+    return tuple(prompts)
 
 
-def _require_ids(token_ids: list[Any], path: str, card: ModelCard) -> None:
+def _token_ids(token_ids: list[Any], path: str, card: ModelCard) -> NDArray[np.int32]:
+    """Raises ApiError 400 for what is no token of the model."""
     for index, token_id in enumerate(token_ids):
         if not _is_id(token_id):
             raise invalid(
                 f"{path}[{index}]", f"Invalid '{path}[{index}]': expected int.", "invalid_type"
             )
         require_token_id(token_id, f"{path}[{index}]", card)
+    return np.array(token_ids, dtype=np.int32)
 
 
 def _is_id(value: object) -> bool:

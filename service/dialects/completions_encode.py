@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.text import Utf8Assembler, Vocabulary
 from engine.types import FinishReason, TokenLogprobs
@@ -39,7 +41,7 @@ class CompletionPrompt:
     """A prompt as text and as tokens."""
 
     text: str
-    token_ids: list[int]
+    token_ids: NDArray[np.int32]
 
 
 _PLAIN_END: Final = b',"logprobs":null,"finish_reason":null}]}\n\n'
@@ -201,7 +203,8 @@ def _scored_prompt(
         TokenLogprobs(each.logprob, each.top_ids[:num_top], each.top_logprobs[:num_top])
         for each in choice.scored
     )
-    return {"prompt_logprobs": prompt_logprobs(prompt.token_ids, shown, vocabulary)}
+    ids = prompt.token_ids.tolist()
+    return {"prompt_logprobs": prompt_logprobs(ids, shown, vocabulary)}
 
 
 @dataclass(slots=True)
@@ -237,7 +240,7 @@ class _TokenTable:
         """Nothing scores the first token; where it was put before the text it has no length."""
         table = _TextLogprobs()
         vocabulary = self._vocabulary
-        first, *rest = prompt.token_ids
+        first, *rest = prompt.token_ids.tolist()
         text = vocabulary.token_bytes(first).decode("utf-8", "replace")
         hidden = vocabulary.is_special(first) and not prompt.text.startswith(text)
         self._add(table, first, None, b"" if hidden else vocabulary.token_bytes(first))
@@ -300,6 +303,6 @@ def _extras(
     if reason is not None:
         extras["stop_reason"] = reason
     if request.return_token_ids:
-        extras["prompt_token_ids"] = prompt.token_ids
+        extras["prompt_token_ids"] = prompt.token_ids.tolist()
         extras["token_ids"] = end.token_ids
     return extras

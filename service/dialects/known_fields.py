@@ -84,7 +84,14 @@ _ELSEWHERE: Final = {
     **dict.fromkeys(_ANSWERS, ""),
 }
 """What changes answers where it is known, and what to do instead, if there is something."""
-_ASKS_NOTHING: Final = (b"false", b"0", b"0.0", b"1", b"1.0", b'""', b"[]")
+_ASKS_NOTHING: Final = (b"false", b"0", b"0.0", b'""', b"[]", b"{}")
+_FACTORS: Final = frozenset(
+    {
+        "n", "best_of", "repeat_penalty", "repetition_penalty", "length_penalty", "num_beams",
+        "typical_p", "tfs_z",
+    }
+)  # fmt: skip
+"""Of these 1 asks for nothing."""
 _LENGTH: Final = (
     "max_tokens",
     "max_completion_tokens",
@@ -170,7 +177,8 @@ class KnownFields:
         """Raises ApiError 400 unless the field may be ignored."""
         shown = f"{path}{name[:MAX_NAME]}"
         if name in self.refused:
-            if not _is(value, *_ASKS_NOTHING):
+            nothing = (*_ASKS_NOTHING, b"1", b"1.0") if name in _FACTORS else _ASKS_NOTHING
+            if not _is(value, *nothing):
                 instead = self.refused[name]
                 message = f"'{shown}' is not supported here{instead and ': '}{instead}."
                 raise invalid(shown, message, "unknown_parameter")

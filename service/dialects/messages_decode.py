@@ -6,7 +6,7 @@ clients of both share what is cached.
 
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -24,6 +24,7 @@ from service.conversation import (
 )
 from service.dialects import wire
 from service.dialects.chat_messages import MAX_MESSAGES, Kind, template_hints
+from service.dialects.common import Extensions, extension_options
 from service.dialects.fields import INT32, MAX_STOPS, MAX_TOOLS, Name, Stop, TopK, TopP
 from service.dialects.known_fields import KnownFields
 from service.dialects.messages_items import (
@@ -110,12 +111,11 @@ class MessagesBody(PromptBody, frozen=True, kw_only=True):
     stream: bool | None = None
     metadata: Metadata | None = None
     diagnostics: Diagnostics | None = None
-    cache_report: bool | None = None
-    ignore_eos: bool | None = None
 
 
 FIELDS: Final = KnownFields.of(
     MessagesBody,
+    Extensions,
     harmless=(
         "container context_management mcp_servers speed betas anthropic_beta anthropic_version "
         "inference_geo user_profile_id workspace_id billing_policy compaction fallbacks "
@@ -164,13 +164,14 @@ def decode(body: bytes, card: ModelCard) -> MessagesRequest:
     FIELDS.check(body)
     wire_body = wire.decode(body, MessagesBody)
     card.require(wire_body.model)
+    extensions = wire.decode(body, Extensions)
     conversation, breakpoints = _conversation(wire_body)
     return MessagesRequest(
         generation=GenerationRequest(
             id=f"msg_{secrets.token_hex(16)}",
             model=card.id,
             conversation=conversation,
-            options=_options(wire_body, card),
+            options=_options(wire_body, extensions, card),
             kept=_kept(conversation, breakpoints),
         ),
         max_tokens=wire_body.max_tokens,
@@ -276,17 +277,15 @@ def _tool(tool: WireTool, path: str) -> Tool:
     return Tool(tool.name, spec, f"{path}.input_schema")
 
 
-def _options(body: MessagesBody, card: ModelCard) -> GenerationOptions:
+def _options(body: MessagesBody, more: Extensions, card: ModelCard) -> GenerationOptions:
     choice = body.tool_choice
-    return GenerationOptions(
-        max_tokens=body.max_tokens,
+    return replace(
+        extension_options(more, card, max_tokens=body.max_tokens),
         fit_max_tokens=True,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=None if body.top_k is None else min(max(body.top_k, 0), card.vocab_size),
         stop=tuple(body.stop_sequences or ()),
-        ignore_eos=body.ignore_eos is True,
-        cache_report=body.cache_report is True,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         output_format=_output_format(body),

@@ -348,7 +348,7 @@ def _output_format(body: ResponseCreate) -> OutputFormat | None:
 def _options(body: ResponseCreate, card: ModelCard) -> GenerationOptions:
     options = body.prompt_cache_options
     return replace(
-        common_options(body, card),
+        common_options(body, card, max_tokens=body.max_output_tokens),
         max_tokens=body.max_output_tokens if body.generates else 0,
         logprobs=(body.top_logprobs or 0) if body.shows_logprobs else None,
         keep_s=kept_seconds(

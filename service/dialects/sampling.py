@@ -19,7 +19,7 @@ from service.dialects.common import (
     require_token_id,
     require_token_ids,
 )
-from service.dialects.fields import INT32, kept_seconds
+from service.dialects.fields import kept_seconds
 from service.dialects.known_fields import CACHE_OPTIONS, KnownFields
 from service.errors import invalid
 from service.model_card import ModelCard
@@ -51,11 +51,9 @@ INSIDE_SAMPLING: Final = {
 class SamplingBody(CommonBody, frozen=True, kw_only=True):
     """The shared part of a body; what is `Any` is refused where it asks for anything."""
 
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
     allowed_token_ids: Annotated[list[int], Meta(min_length=1, max_length=MAX_BIASES)] | None = None
     include_stop_str_in_output: bool | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=INT32)] | None = None
     prompt_logprobs: NumLogprobs | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
@@ -121,7 +119,7 @@ def decode_sampling(
 ) -> Sampling:
     """The shared fields of a body. Raises ApiError 400 with the field that is wrong."""
     body = wire.decode(data, SamplingBody)
-    _check(body, card, max_tokens)
+    _check(body, card)
     streaming = body.stream_options
     return Sampling(
         options=_options(body, card, max_tokens, logprobs),
@@ -133,31 +131,26 @@ def decode_sampling(
     )
 
 
-def _check(body: SamplingBody, card: ModelCard, max_tokens: int | None) -> None:
+def _check(body: SamplingBody, card: ModelCard) -> None:
     wire.require_neutral(body, _NEUTRAL)
     if body.best_of not in (None, body.n or 1):
         raise wire.unsupported_value("best_of")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "'prompt_logprobs' cannot be streamed.")
-    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
-        raise invalid("min_tokens", f"'min_tokens' is more than the {max_tokens} allowed tokens.")
     require_token_ids(body.allowed_token_ids or (), "allowed_token_ids", card)
 
 
 def _options(
     body: SamplingBody, card: ModelCard, max_tokens: int | None, logprobs: int | None
 ) -> GenerationOptions:
-    common = common_options(body, card)
+    common = common_options(body, card, max_tokens=max_tokens)
     tier = _TIERS[body.service_tier or "auto"]
     return replace(
         common,
-        max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
-        repetition_penalty=body.repetition_penalty,
         logit_bias=_biases(body.logit_bias or {}, card),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
-        min_tokens=body.min_tokens or 0,
         include_stop=body.include_stop_str_in_output is True,
         priority=tier[1] if body.priority is None else body.priority,
         keep_s=kept_seconds(body.prompt_cache_options, body.prompt_cache_retention),

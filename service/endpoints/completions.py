@@ -97,10 +97,10 @@ class Completions(Generates[CompletionRequest]):
             self._services.generator.refuse_early(
                 len(prompt), request.generation(index).options, record
             )
-            ids: list[int] = (await renderer.tokenize(prompt, True)).tolist()
+            ids = await renderer.tokenize(prompt, True)
         except ApiError as error:
             raise _of_prompt(error, path) from error
-        if not ids:
+        if not len(ids):
             raise invalid(path, f"Invalid '{path}': the prompt has no tokens.")
         self._services.generator.early.learn(len(prompt), len(ids))
         record.stamp("tokenize", num_tokens=len(ids))

@@ -109,7 +109,7 @@ class PromptRenderer:
             self._encode, text, add_special_tokens, limiter=self._limiter
         )
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, token_ids: Sequence[int] | NDArray[np.int32]) -> str:
         """The text of tokens, special ones included; U+FFFD for bytes that are no text.
 
         Raises ApiError (400, param "tokens") for an id outside the vocabulary.
@@ -182,12 +182,13 @@ class PromptRenderer:
         _utf8(text, "prompt")
         return self._assets.encoder.encode(text, add_special_tokens=add_special_tokens)
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
+    def _decode(self, token_ids: Sequence[int] | NDArray[np.int32]) -> str:
         size = self._assets.vocabulary.size
         if bad := next((each for each in token_ids if not 0 <= each < size), None):
             raise invalid("tokens", f"{bad} is outside the vocabulary of {size} tokens.")
         # Unlike `decode`, this lets the event loop run meanwhile.
-        (text,) = self._assets.tokenizer.decode_batch([token_ids], skip_special_tokens=False)
+        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
+        (text,) = self._assets.tokenizer.decode_batch([ids], skip_special_tokens=False)
         return str(text)
 
     def _too_long(self, num_tokens: str) -> ApiError:

@@ -20,6 +20,7 @@ from service.config import Limits
 from service.errors import ApiError, openai_error, overloaded
 from service.transport.connections import Connections, WatchedTransport
 from service.transport.http import HALF_CLOSE
+from service.transport.tls import is_plain
 
 PROBE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 PROBE_PAUSE_S: Final = 0.02
@@ -29,6 +30,8 @@ connection may lose the answer to a reset."""
 PIPELINED_BYTES: Final = 64 << 10
 """What may follow a request before its answer has ended; for more the connection is closed after
 that answer, and the client has to ask again (RFC 9112, 9.3.2)."""
+
+SPEAKS_TLS: Final = "This port speaks TLS: use https://, or wss:// for WebSockets."
 
 Awaited = Literal["head", "next request", "rest of a body"]
 
@@ -95,6 +98,8 @@ class EdgeProtocol(HttpToolsProtocol):
         super().connection_made(self._watched)
         if full:
             self._refuse(_too_many())
+        elif is_plain(transport):
+            self._refuse(ApiError(400, SPEAKS_TLS, code="tls_required"))
         else:
             self._await("head", self._limits.header_s)
 

@@ -1,5 +1,6 @@
 """TLS, and a sentence for clients that speak plain HTTP to it."""
 
+import asyncio
 import re
 import ssl
 from pathlib import Path
@@ -7,36 +8,37 @@ from typing import Any, Final
 
 _HANDSHAKE: Final = 0x16
 """The first byte of a TLS connection: the content type of its first record (RFC 8446, 5.1)."""
-_TOLD: Final = b"This port speaks TLS: use https://, or wss:// for WebSockets.\n"
 _CERTIFICATE: Final = re.compile(rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----")
 _PRIVATE_KEY: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
-_ANSWER: Final = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_TOLD), _TOLD)
-)
 
 
 class TlsContext(ssl.SSLContext):
-    """Serves TLS with one certificate; what begins otherwise gets a plain 400 instead of the
-    silent end that a failed handshake is."""
+    """Serves TLS with one certificate; what begins otherwise is let through, to be told so instead
+    of the silent end that a failed handshake is: see `is_plain`."""
 
     @classmethod
     def of(cls, certificate: Path, key: Path | None) -> "TlsContext":
         """`key` None: the certificate's file holds it. Raises OSError where they are not usable;
         `unusable` says why."""
         context = cls(ssl.PROTOCOL_TLS_SERVER)
-        context.sslobject_class = _Handshake
+        context.sslobject_class = _Connection
         context.load_cert_chain(certificate, key)
         return context
 
     def wrap_bio(
         self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **kwargs: Any
     ) -> ssl.SSLObject:
-        """As the base class; the connection's handshake also looks at what comes in first."""
+        """As the base class; the connection also looks at what comes in first."""
         wrapped = super().wrap_bio(incoming, outgoing, *args, **kwargs)
-        assert isinstance(wrapped, _Handshake)  # `sslobject_class` is what it makes
+        assert isinstance(wrapped, _Connection)  # `sslobject_class` is what it makes
         wrapped.watch(incoming, outgoing)
         return wrapped
+
+
+def is_plain(transport: asyncio.BaseTransport) -> bool:
+    """Whether the client does not speak the TLS that its connection should be of."""
+    found = transport.get_extra_info("ssl_object")
+    return isinstance(found, _Connection) and found.plain
 
 
 def unusable(certificate: Path, key: Path | None, error: OSError) -> str:
@@ -63,24 +65,56 @@ def _unreadable(path: Path) -> str | None:
         return error.strerror or str(error)
 
 
-class _Handshake(ssl.SSLObject):
-    """One connection's TLS, whose handshake answers plain HTTP once."""
+class _Connection(ssl.SSLObject):
+    """One connection's TLS; where it begins otherwise, `plain`, and its bytes go through as they
+    are, so that they can be answered like any others."""
 
-    _buffers: tuple[ssl.MemoryBIO, ssl.MemoryBIO] | None = None
+    plain = False
+    _buffers: tuple[ssl.MemoryBIO, ssl.MemoryBIO]
+    _begun = False
 
     def watch(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
-        """What the client sends and what it is sent, until the first byte has come."""
+        """What the client sends and what it is sent."""
         self._buffers = (incoming, outgoing)
 
     def do_handshake(self) -> None:
-        """Raises as the base class; SSLWantReadError where plain HTTP was answered: the answer is
-        written, and what comes after it, the client's end first of all, fails the handshake."""
-        if self._buffers is not None and self._buffers[0].pending:
-            incoming, outgoing = self._buffers
-            self._buffers = None
+        """Raises as the base class; plain bytes need none."""
+        incoming, _ = self._buffers
+        if not self._begun and incoming.pending:
+            self._begun = True
             data = incoming.read()
             incoming.write(data)
-            if data[0] != _HANDSHAKE:
-                outgoing.write(_ANSWER)
-                raise ssl.SSLWantReadError
-        super().do_handshake()
+            self.plain = data[0] != _HANDSHAKE
+        if not self.plain:
+            super().do_handshake()
+
+    def read(self, *args: Any) -> Any:
+        """As the base class."""
+        if not self.plain:
+            return super().read(*args)
+        incoming, _ = self._buffers
+        if not incoming.pending and not incoming.eof:
+            raise ssl.SSLWantReadError
+        size, *into = args or (1024,)
+        data = incoming.read(size)
+        if not into:
+            return data
+        into[0][: len(data)] = data
+        return len(data)
+
+    def write(self, data: Any) -> int:
+        """As the base class."""
+        return self._buffers[1].write(data) if self.plain else super().write(data)
+
+    def pending(self) -> int:
+        """As the base class."""
+        return self._buffers[0].pending if self.plain else super().pending()
+
+    def getpeercert(self, binary_form: bool = False) -> Any:
+        """As the base class; nobody has shown one without a handshake."""
+        return None if self.plain else super().getpeercert(binary_form)
+
+    def unwrap(self) -> None:
+        """As the base class."""
+        if not self.plain:
+            super().unwrap()

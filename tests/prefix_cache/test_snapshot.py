@@ -96,7 +96,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert after.cache.stats() == before.cache.stats()
 
 
-def test_leases_come_back_with_the_time_they_had_left(tmp_path: Path) -> None:
+def test_leases_come_back_under_their_ids_with_the_time_they_had_left(tmp_path: Path) -> None:
     before = filled()
     lease = before.cache.leases.grant(A, as_array(LONG), 100)
     assert lease is not None
@@ -106,6 +106,7 @@ def test_leases_come_back_with_the_time_they_had_left(tmp_path: Path) -> None:
     assert after.load(tmp_path).num_leases == 1
     (held,) = after.cache.leases.of("a")
     assert (len(held.pages), held.ttl_s, held.expires_s) == (4, 100, 9060)
+    assert held.id == lease.id
 
 
 def test_nothing_to_restore_is_no_fault(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from openai.types.responses.responses_client_event_param import ResponseCreate
 
 from service import prewarm
 from service.dialects import chat_decode, completions_decode, messages_decode, responses_decode
+from service.dialects.common import Extensions
 from service.dialects.known_fields import MAX_BYTES, MAX_LOOKED_AT, KnownFields
 from service.errors import ApiError
 
@@ -117,12 +118,12 @@ def test_a_slip_is_refused_with_what_it_is_for(fields: KnownFields, name: str, m
     [
         *[(fields, "options", {"num_ctx": 8192}) for fields in ALL],
         *[(fields, "num_ctx", 8192) for fields in ALL],
-        *[(fields, "extra_body", {}) for fields in ALL],
+        *[(fields, "extra_body", {"seed": 1}) for fields in ALL],
         (RESPONSES, "prediction", {"type": "content", "content": "x"}),
         (RESPONSES, "logit_bias", {"5": 9}),
-        (RESPONSES, "repeat_penalty", 1.2),
+        (RESPONSES, "allowed_token_ids", [5]),
         (MESSAGES, "grammar", "root ::= 'a'"),
-        (MESSAGES, "frequency_penalty", 0.5),
+        (MESSAGES, "logit_bias", {"5": 9}),
         (CHAT, "typical_p", 0.9),
         (COMPLETIONS, "json_schema", {"type": "object"}),
     ],
@@ -134,8 +135,27 @@ def test_what_changes_answers_elsewhere_is_refused_by_name(
         fields.check(msgspec.json.encode({name: value}))
     assert (caught.value.status, caught.value.param) == (400, name)
     assert f"'{name}' is not supported here" in caught.value.message
-    for nothing in ("null", "false", "0", "1.0", '""', "[]"):
+    for nothing in ("null", "false", "0", '""', "[]", "{}"):
         fields.check(f'{{"{name}": {nothing}}}'.encode())
+
+
+@pytest.mark.parametrize("name", ["n", "repetition_penalty", "typical_p", "num_beams"])
+def test_a_factor_of_one_asks_for_nothing(name: str) -> None:
+    for fields in ALL:
+        fields.check(body(name))
+
+
+@pytest.mark.parametrize("name", ["top_logprobs", "mirostat", "no_repeat_ngram_size", "echo"])
+def test_one_of_anything_else_asks_for_something(name: str) -> None:
+    with pytest.raises(ApiError, match=f"'{name}' is not supported here"):
+        MESSAGES.check(body(name))
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(Extensions), ids=lambda each: each.name)
+def test_every_dialect_takes_the_extensions(field: msgspec.structs.FieldInfo) -> None:
+    """Messages ignored most of them, `seed` 1 and `cache_salt` among them."""
+    for fields in ALL:
+        assert field.encode_name in fields.known
 
 
 MESSAGE = {"role": "user", "content": "hi"}
@@ -250,7 +270,7 @@ def test_other_fields_are_ignored_and_told_in_the_log(
     caplog.set_level(logging.INFO)
     fields.check(body("model"))
     assert not caplog.records
-    fields.check(body(*OTHERS))
+    fields.check(msgspec.json.encode(dict.fromkeys(OTHERS, False)))
     (record,) = caplog.records
     assert "'top_a'" in record.message
     assert len(record.message) < 700

@@ -5,13 +5,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
 from engine.scripted import text_script
 from engine.types import unpack_tokens
+from service.dialects import completions_decode
+from service.model_card import ModelCard
 from tests.service.calls import data_of
-from tests.service.conftest import CONTEXT, MODEL, VOCAB, LiveServer, run_server
+from tests.service.conftest import CONTEXT, INFO, MODEL, VOCAB, LiveServer, run_server
 from tests.service.test_choices import Cast
 
 URL = "/v1/completions"
@@ -259,3 +262,15 @@ def test_the_edge_of_the_context(server: LiveServer) -> None:
     assert over.status_code == 400 and over.json()["error"]["param"] == "prompt"
     special = ask(server, prompt=[256, 257, 256], max_tokens=3)
     assert special["usage"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 256], [[1, 2], [3]]])
+def test_token_ids_are_an_array_once_they_are_read(prompt: list[Any]) -> None:
+    """To make one of a million numbers takes 40 ms, which the event loop has not."""
+    card = ModelCard.of(INFO, (MODEL,))
+    request = completions_decode.decode(json.dumps(fields(prompt=prompt)).encode(), card)
+    expected = prompt if isinstance(prompt[0], list) else [prompt]
+    for read, ids in zip(request.prompts, expected, strict=True):
+        assert isinstance(read, np.ndarray)
+        assert read.dtype == np.int32
+        assert read.tolist() == ids

@@ -8,6 +8,7 @@ import pytest
 from service.conversation import Conversation, Message, OutputFormat, ToolCall, ToolChoice
 from service.dialects import chat_decode, messages_decode
 from service.dialects.messages_decode import MessagesRequest
+from service.errors import ApiError
 from service.model_card import ModelCard
 from tests.service.conftest import INFO, MODEL
 from tests.service.endpoints.messages.calls import CALL, HELLO, RESULT, WEATHER, body
@@ -157,6 +158,12 @@ def test_options() -> None:
         top_k=10**6,
         stop_sequences=["\n\nHuman:", "x"],
         ignore_eos=True,
+        seed=1,
+        min_tokens=3,
+        repetition_penalty=1.5,
+        stop_token_ids=[5],
+        cache_salt="mine",
+        timeout=2.5,
         metadata={"user_id": "u"},
         service_tier="auto",
         betas=["x"],
@@ -165,6 +172,11 @@ def test_options() -> None:
     assert (options.temperature, options.top_p, options.top_k) == (1.0, 0.5, INFO.vocab_size)
     assert options.stop == ("\n\nHuman:", "x")
     assert options.ignore_eos
+    assert (options.seed, options.min_tokens, options.repetition_penalty) == (1, 3, 1.5)
+    assert (options.stop_token_ids, options.salt, options.timeout_s) == ((5,), "mine", 2.5)
+    with pytest.raises(ApiError) as caught:
+        decode(max_tokens=2, min_tokens=3)
+    assert caught.value.param == "min_tokens"
     unset = decode(temperature=None, top_p=None, stop_sequences=None, tools=None).generation
     assert (unset.options.temperature, unset.options.top_k, unset.options.stop) == (None, None, ())
 
