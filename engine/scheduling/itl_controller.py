@@ -52,12 +52,16 @@ class LongStep:
 class Room:
     """What is left of a step for prompts: `tokens`, and `ms` by the model's costs. A chunk that
     does not end its prompt must be worth it: give more tokens in a while than `instead` would.
-    Where there is nothing instead, the oldest prompt gets a token in any case."""
+    Where there is nothing instead, the oldest prompt gets a token in any case.
+    The step computes a token of `num_streams` streams. Without prompts it would take `bare_ms`:
+    what it costs to leave a prompt to the next step, or infinite if the room is to be used up."""
 
     tokens: int
     ms: float
     model: StepTimeModel
     instead: LongStep | None = None
+    num_streams: int = 0
+    bare_ms: float = math.inf
 
     @property
     def is_spent(self) -> bool:
@@ -138,6 +142,11 @@ class ItlController:
         self._gaps_ms: deque[float] = deque(maxlen=_REMEMBERED)
         self._chunks: deque[int] = deque(maxlen=_REMEMBERED)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing was asked of steps but that all is computed soon."""
+        return not (self.target_ms or self._fixed_chunk)
+
     def room(self, decodes: Sequence[Request]) -> Room:
         """The room for prompts in a step that computes a token of each of `decodes`."""
         num_streams = len(decodes)
@@ -149,10 +158,12 @@ class ItlController:
             return Room(max(budget, self._page_size), math.inf, self.model)
         tokens = max(self._token_budget - num_streams, 1)
         streams_ms = self.streams_ms(decodes)
+        bare_ms = math.inf if self.target_ms else streams_ms
         if not num_streams:
-            return Room(tokens, LONE_STEP_MS - streams_ms, self.model)
+            return Room(tokens, LONE_STEP_MS - streams_ms, self.model, bare_ms=bare_ms)
         if not self.target_ms:
-            return Room(tokens, (FREE_STRETCH - 1) * streams_ms, self.model)
+            free_ms = (FREE_STRETCH - 1) * streams_ms
+            return Room(tokens, free_ms, self.model, None, num_streams, bare_ms)
         low, high = _MARGIN_RANGE
         margin = min(max(self._margin.value, low), high)
         every = LONG_EVERY if streams_ms < self.target_ms else LONG_EVERY_AT_LEAST

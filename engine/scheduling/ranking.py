@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.scheduling.fairness import VirtualTokens
-from engine.scheduling.prefill_lanes import Claim, Rank
+from engine.scheduling.itl_controller import Room
+from engine.scheduling.prefill_lanes import Claim, Rank, share
 from engine.scheduling.request import Request
 from engine.scheduling.step_time import StepTimeModel
 
@@ -26,17 +27,30 @@ class Ranking:
     ttft_target_ms: float
     fairness: VirtualTokens = field(default_factory=VirtualTokens)
     by_size: bool = True
+    oldest_first: bool = False
 
     def served(self, tenant: str) -> float:
         """The tenant's virtual tokens."""
         return self.fairness.served(tenant)
 
     def watch(self, oldest: Iterable[Request], now_ns: int) -> None:
-        """While somebody has waited half of the time it was promised, all go by age; not for one
-        that has waited all of it, whose promise nobody's patience mends."""
+        """Before each step with prompts. While somebody has waited half of the time it was
+        promised, all go by age; not for one that has waited all of it, whose promise nobody's
+        patience mends."""
+        self.oldest_first = not self.oldest_first
         promised_ns = self.ttft_target_ms * 1e6
         self.by_size = not any(
             promised_ns / 2 <= now_ns - request.arrival_ns < promised_ns for request in oldest
+        )
+
+    def share(self, claims: Sequence[Claim], room: Room, num_waiting: int) -> list[int]:
+        """How much of the room each gets, in the order of this step."""
+        return share(
+            claims,
+            room,
+            by_size=self.by_size,
+            oldest_first=self.oldest_first,
+            num_waiting=num_waiting,
         )
 
     def age(self, request: Request) -> Rank:

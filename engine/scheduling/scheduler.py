@@ -10,10 +10,11 @@ from engine.scheduling.fairness import OUTPUT_WEIGHT
 from engine.scheduling.itl_controller import ItlController, Room
 from engine.scheduling.load_meter import LoadMeter
 from engine.scheduling.preemption import Preemption
-from engine.scheduling.prefill_lanes import served_oldest, share
+from engine.scheduling.prefill_lanes import served_oldest
 from engine.scheduling.ranking import Ranking
 from engine.scheduling.request import Request, RequestStatus
 from engine.scheduling.restoring import Restoring
+from engine.scheduling.spacing import Spacing
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
 from engine.scheduling.waiting_queue import WaitingQueue
 from engine.stats import EngineLoad, SchedulingStats
@@ -51,8 +52,15 @@ class Scheduler:
         self._in_flight: InFlight[Request] = InFlight(page_size)
         self._preemption = Preemption(cache, page_size)
         self._ranking = Ranking(controller.model, ttft_target_ms)
+        self._spacing = Spacing()
         self._admission = Admission(
-            cache, self._in_flight, self._preemption, self._ranking, page_size, restoring
+            cache,
+            self._in_flight,
+            self._preemption,
+            self._ranking,
+            self._spacing,
+            page_size,
+            restoring,
         )
         self._meter = LoadMeter(controller, max_running)
         self._page_size = page_size
@@ -107,6 +115,7 @@ class Scheduler:
         wanted = _with_forced(decodes, part)
         drafts = self._drafts(wanted, part, prompts)
         plan = StepPlan()
+        self._spacing.begin(now_ns, has_streams=bool(decodes))
         if prompts:
             room.take_back(part)
             wanted += self._prompts(prefills, room, plan, now_ns)
@@ -117,12 +126,15 @@ class Scheduler:
         if wanted and not plan.chunks and self.num_preemptions == num_before:
             self._unblock(wanted[0][0], plan, now_ns)
         self._controller.note(plan)
+        if self._controller.is_free:
+            self._spacing.note(plan)
         return plan
 
     def _prompts(
         self, prefills: Sequence[Request], room: Room, plan: StepPlan, now_ns: int
     ) -> list[tuple[Request, int]]:
         """Prompts under way and those that are admitted, and how much of each the room takes."""
+        going = [request for request in prefills if not self._spacing.sits_out(request)]
         self._ranking.watch([*self.waiting.heads(), *prefills], now_ns)
         admitted = self._admission.admit(
             self.running,
@@ -130,10 +142,12 @@ class Scheduler:
             lambda request, num: self._has_place(request, num, now_ns),
             lambda: self._preempt_paused(now_ns),
         )
-        ready = [r for r in (*prefills, *admitted) if r.table is not None]
+        ready = [r for r in (*going, *admitted) if r.table is not None]
         claims = self._ranking.claims(ready)
-        shares = share(claims, room, by_size=self._ranking.by_size)
-        plan.is_full = any(n < claim.want for n, claim in zip(shares, claims, strict=True))
+        shares = self._ranking.share(claims, room, len(prefills) + len(self.waiting))
+        plan.is_full = len(going) < len(prefills) or any(
+            n < claim.want for n, claim in zip(shares, claims, strict=True)
+        )
         plan.passes_oldest = not served_oldest(claims, shares) if claims else len(self.waiting) > 0
         return list(zip(ready, shares, strict=True))
 

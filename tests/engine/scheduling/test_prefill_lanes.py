@@ -62,6 +62,44 @@ def test_a_chunk_that_a_long_step_would_outdo_is_not_computed() -> None:
     assert shares(8 * (50.0 + ms), 1) == [1]
 
 
+def bare_room(num_streams: int, bare_ms: float, ms: float = 1000.0) -> Room:
+    """Of a step with no target, whose other costs are known."""
+    return Room(10_000, ms, StepTimeModel(), None, num_streams, bare_ms)
+
+
+def test_few_short_ones_are_computed_one_after_another() -> None:
+    """By the model 80 tokens take 166 ms, and a step without prompts 10."""
+    assert share(claims(80, 80, 80), bare_room(7, 10.0)) == [80, 0, 0]
+    assert share(claims(80, 70, 80), bare_room(7, 10.0)) == [0, 70, 0]
+    assert share(claims(80, 70, 80), bare_room(7, 10.0), oldest_first=True) == [80, 0, 0]
+    assert share(claims(80, 70, 80), bare_room(7, 10.0), by_size=False) == [80, 0, 0]
+
+
+def test_those_that_are_shorter_than_the_rest_of_a_step_are_computed_together() -> None:
+    """A token takes 2 ms: the second delays the first by as much, and is spared 10."""
+    assert share(claims(1, 1), bare_room(0, 10.0)) == [1, 1]
+    assert share(claims(1, 1), bare_room(7, 10.0)) == [1, 0]
+
+
+def test_of_many_a_step_takes_as_many_as_pay() -> None:
+    few = sum(share(claims(*[80] * 8), bare_room(0, 10.0)))
+    many = sum(share(claims(*[80] * 8), bare_room(0, 10.0), num_waiting=100))
+    assert few == 80
+    assert many == 480  # six delayed by 166 ms are more than 94 delayed by 10
+
+
+def test_a_short_one_takes_more_than_half_of_the_room_if_it_ends() -> None:
+    """Both would take a second step with half of the room each."""
+    assert share(claims(80, 70), bare_room(7, 10.0, ms=200.0)) == [0, 70]
+    assert share(claims(80, 70), bare_room(7, math.inf, ms=200.0)) == [49, 48]
+
+
+def test_a_long_oldest_one_keeps_its_half_beside_short_ones() -> None:
+    shares = share(claims(6000, 80, 80, 80), bare_room(7, 10.0, ms=400.0))
+    assert shares[1] == 80
+    assert shares[0] > 80
+
+
 @given(st.lists(st.integers(1, 5000), max_size=40), st.integers(1, 2000))
 def test_nothing_wasted_nothing_exceeded(wants: list[int], budget: int) -> None:
     shares = share(claims(*wants), room(budget))
