@@ -23,13 +23,19 @@ FREE_STRETCH: Final = 8.0
 keep about 7/8 of their speed, whatever the machine."""
 SPARE_SHARE: Final = 1 / 8
 """The target has room for this share of what the streams take, or fewer streams are let in."""
-LONG_STEP: Final = 2.0
-"""Where the target leaves the oldest prompt nothing that is worth it, now and then a step takes so
-many times the target, or what its streams take if that is more."""
+LATE_SHARE: Final = 0.04
+"""So many of all steps may be late, one of them in a while on purpose."""
+LONG_STEP: Final = 1.5
+"""Where the target leaves the oldest prompt nothing that is worth it, it gets such a step of so
+many targets as soon as the late steps leave one over, ..."""
 LONG_EVERY: Final = 40
-"""So many steps are between two of those: 95 of 100 stay within the target."""
+"""... or so many steps after the last."""
+LONG_STEP_AT_LEAST: Final = 2.0
+"""Where the streams alone exceed the target, whatever prompts do, the step takes so many times what
+these take, ..."""
 LONG_EVERY_AT_LEAST: Final = 8
-"""The same where the streams alone exceed the target, whatever prompts do."""
+"""... so many steps after the last."""
+_MOST_OWED: Final = 2.0
 _WITHIN: Final = 0.95
 """The share of steps that shall stay below the target."""
 _MARGIN_RANGE: Final = (0.9, 2.0)
@@ -118,9 +124,10 @@ class ItlController:
 
     The target is for 95 of 100 pauses. The predicted step times a margin equals it, and the margin
     is what 95 of the last 100 such steps took of what was predicted. Where that leaves the oldest
-    prompt no chunk worth computing, streams go on alone for LONG_EVERY steps, and the prompt gets
-    one of LONG_STEP targets then: those are of the other 5 of 100, spent on purpose. There is no
-    waiting: a step that has no prompt to compute is as short as its streams allow.
+    prompt no chunk worth computing, streams go on alone, and there is a budget of late steps: it
+    grows by LATE_SHARE with each step, and each that took longer than the target, for whatever
+    reason, costs one. What is left of it goes to the prompt, a step of LONG_STEP targets for each.
+    There is no waiting: a step that has no prompt to compute is as short as its streams allow.
     """
 
     def __init__(
@@ -138,6 +145,7 @@ class ItlController:
         self._is_long = False
         self._passes_oldest = False
         self._num_since_long = LONG_EVERY
+        self._may_be_late = 1.0
         self._margin = RecentQuantile(_WITHIN, _MARGIN_MEMORY, _FIRST_MARGIN)
         self._gaps_ms: deque[float] = deque(maxlen=_REMEMBERED)
         self._chunks: deque[int] = deque(maxlen=_REMEMBERED)
@@ -166,13 +174,17 @@ class ItlController:
             return Room(tokens, free_ms, self.model, None, num_streams, bare_ms)
         low, high = _MARGIN_RANGE
         margin = min(max(self._margin.value, low), high)
-        every = LONG_EVERY if streams_ms < self.target_ms else LONG_EVERY_AT_LEAST
-        self._is_long = self._passes_oldest and self._num_since_long >= every
-        whole_ms = LONG_STEP * max(self.target_ms, streams_ms)
+        fits = streams_ms < self.target_ms
+        every = LONG_EVERY if fits else LONG_EVERY_AT_LEAST
+        may_be_long = self._num_since_long >= every or (fits and self._may_be_late >= 1)
+        self._is_long = self._passes_oldest and may_be_long
+        whole_ms = LONG_STEP_AT_LEAST * streams_ms
+        if fits:
+            whole_ms = LONG_STEP * max(self.target_ms / margin, streams_ms)
         if self._is_long:
             return Room(tokens, whole_ms - streams_ms, self.model)
         left_ms = max(0.0, self.target_ms / margin - streams_ms)
-        cycle_ms = (every - 1) * streams_ms + whole_ms
+        cycle_ms = (1 / LATE_SHARE if fits else every) * streams_ms + whole_ms - streams_ms
         instead = LongStep(whole_ms - streams_ms, cycle_ms, streams_ms)
         return Room(tokens, left_ms, self.model, instead)
 
@@ -211,7 +223,9 @@ class ItlController:
         if len(lengths) == len(plan.chunks):
             return
         self._gaps_ms.append(took_ms)
-        if lengths or plan.passes_oldest:
+        owed = self._may_be_late + LATE_SHARE - (took_ms > self.target_ms)
+        self._may_be_late = min(max(owed, -_MOST_OWED), _MOST_OWED)
+        if (lengths or plan.passes_oldest) and not self.model.is_changing:
             self._margin.add(took_ms / predicted_ms)
 
     def learn_span(self, start: int, end: int, took_ms: float, rows: int) -> None:

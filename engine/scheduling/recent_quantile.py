@@ -5,21 +5,22 @@ from collections import deque
 
 
 class RecentQuantile:
-    """Of the last `memory` numbers; as long as there were fewer, `first` stands for the others.
-    To add one costs two searches in a short list."""
+    """Of the last `memory` numbers, and before there were any, of a few times `first`. To add one
+    costs two searches in a short list."""
 
     def __init__(self, share: float, memory: int, first: float) -> None:
-        self._recent = deque([first] * memory, maxlen=memory)
-        self._sorted = [first] * memory
-        self._index = min(int(share * memory), memory - 1)
+        self._share = share
+        self._recent = deque([first] * (memory // 4), maxlen=memory)
+        self._sorted = list(self._recent)
 
     @property
     def value(self) -> float:
-        """At most 1 - `share` of the numbers are larger."""
-        return self._sorted[self._index]
+        """About 1 - `share` of the numbers are larger."""
+        return self._sorted[int(self._share * len(self._sorted))]
 
     def add(self, number: float) -> None:
         """The oldest one is forgotten."""
-        del self._sorted[bisect_left(self._sorted, self._recent[0])]
+        if len(self._recent) == self._recent.maxlen:
+            del self._sorted[bisect_left(self._sorted, self._recent[0])]
         self._recent.append(number)
         insort(self._sorted, number)

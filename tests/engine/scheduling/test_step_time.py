@@ -63,6 +63,36 @@ def test_a_machine_that_changes_is_followed(factor: float) -> None:
     assert off(model, rng, factor) < 0.25
 
 
+@pytest.mark.parametrize("chunks", [True, False])
+def test_a_neighbour_that_takes_a_core_for_a_second_is_forgotten_at_once(chunks: bool) -> None:
+    """Three steps after it came, and three after it went, steps take what is predicted, and those
+    that were not seen meanwhile too."""
+    rng = random.Random(7)
+    model = StepTimeModel()
+    for _ in range(300):
+        step = work(rng)
+        model.learn(step, cost_ms(step) * rng.lognormvariate(0, 0.03))
+    before = off(model, rng)
+    for factor in (1.6, 1.0):
+        for i in range(60):
+            step = work(rng) if chunks else StepWork(4, 4, 4 * 1600)
+            took = cost_ms(step, factor) * rng.lognormvariate(0, 0.03)
+            if i > 3:
+                assert abs(model.predict(step) / took - 1) < 0.25, i
+            model.learn(step, took)
+    assert off(model, rng) < before + 0.1
+
+
+def test_a_bias_does_not_pass_for_noise() -> None:
+    """Or the model would learn the less the more it is off."""
+    model = StepTimeModel()
+    rng = random.Random(8)
+    for i in range(300):
+        step = work(rng)
+        model.learn(step, cost_ms(step) * (1.4 if i % 30 in (4, 5) else 1.0))
+    assert model.error < 0.08
+
+
 def test_what_was_long_not_seen_is_learned_anew_from_few_steps() -> None:
     """Ten thousand steps without a prompt, and prompts cost five times as much afterwards."""
     rng = random.Random(4)
