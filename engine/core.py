@@ -1,6 +1,6 @@
 """`Core`: what the loop drives, one step at a time, on the engine's own thread."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from engine.stats import EngineLoad, EngineStats, PoolStats
@@ -44,10 +44,12 @@ class Core(Protocol):
         """Monotonic time at which `step` must be called even without input (deadline, scripted
         delay); 0 for never."""
 
-    def step(self, meanwhile: Callable[[], None] = do_nothing) -> Sequence[EngineEvent]:
-        """Plan and run one step; the events of it, in order. A fault inside fails the requests
-        of the step with Finished(ERROR), never the loop. `meanwhile` is called once, while
-        it computes if it does; raises MeanwhileFailed if that raises."""
+    def step(self, meanwhile: Callable[[], None] = do_nothing) -> Iterable[EngineEvent]:
+        """Plan and run one step; the events of it, in order, which may be made only when they are
+        read. A fault inside fails the requests of the step with Finished(ERROR), never the loop.
+        `meanwhile` is called once, while it computes if it does; raises MeanwhileFailed if that
+        raises. The events of a step are best read in that of the next, if there is one to be
+        made at once: reading them is work."""
 
     @property
     def load(self) -> EngineLoad:

@@ -9,7 +9,7 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -91,6 +91,7 @@ class StepLoop:
         self._sender = FrameSender(sock)
         self._open: dict[str, _Open] = {}
         self._events: list[EngineEvent] = []
+        self._unread: list[Iterable[EngineEvent]] = []
         self._replies: list[Reply] = []
         self._drain_asked = False
         self._ending = False
@@ -127,6 +128,8 @@ class StepLoop:
             self._send()
         except Exception as error:
             self._ending = True
+            with contextlib.suppress(Exception):
+                self._read()
             for request_id in list(self._open):
                 message = (
                     f"the engine failed ({error}) and has stopped; the request may be repeated"
@@ -271,8 +274,17 @@ class StepLoop:
         to compute."""
         if not self._core.has_work and not 0 < self._core.wake_ns <= time.monotonic_ns():
             return
-        for event in self._core.step(self._send):
-            self._note(event)
+        events = self._core.step(self._send)
+        self._unread.append(events)
+        if self._ending:
+            self._read()
+
+    def _read(self) -> None:
+        """Note the events of the steps since the last call, which have them made."""
+        unread, self._unread = self._unread, []
+        for events in unread:
+            for event in events:
+                self._note(event)
 
     def _note(self, event: EngineEvent) -> None:
         state = self._open.get(event.request_id)
@@ -315,6 +327,7 @@ class StepLoop:
         """One message for all events and replies since the last; a reply to a call that was read
         between two steps says what was so after the first one, whose events go with it. Never
         blocks; what waits for the socket is bounded by the credits of the open requests."""
+        self._read()
         cache_events = self._core.take_cache_events()
         told = self._events or self._replies or cache_events
         if not told and self._ending == self._ending_told:

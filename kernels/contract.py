@@ -336,13 +336,19 @@ class Backend(Protocol[M, K]):
     def import_page(self, kv: K, page: int, data: bytes) -> None:
         """The inverse of `export_page`."""
 
+    def prepare(self, model: M, kv: K, batch: ForwardBatch) -> None:
+        """Do what can be done for a step of this batch before it begins, perhaps while another one
+        runs. Only `token_ids` may change, in place, until `step` gets this object with the same
+        model and pages; and it need not get it. Raises what `step` raises."""
+
     def step(
         self, model: M, kv: K, batch: ForwardBatch, meanwhile: Callable[[], None] = do_nothing
     ) -> StepLogits:
         """Write K and V of the new tokens to their slots and return the logits asked for.
 
         `meanwhile` is called once on the way, after the step has begun where it can go on by
-        itself. It calls no backend; if it raises, so does `step`, and nothing goes on.
+        itself. It calls no backend, but for `prepare` and `export_page` of a page that is not
+        written; if it raises, so does `step`, and nothing goes on.
         Raises ContractError, before anything is written, for shapes, dtypes, token or page ids
         outside the contract.
         """

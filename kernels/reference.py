@@ -133,6 +133,10 @@ class ReferenceBackend:
             part, raw = raw[: held[page].nbytes], raw[held[page].nbytes :]
             held[page] = part.view(held.dtype).view(held.shape[1:])
 
+    def prepare(self, model: ReferenceModel, kv: ReferenceKVPool, batch: ForwardBatch) -> None:
+        """Check the batch."""
+        check_batch(batch, model.spec, kv.layout, kv.num_pages)
+
     @torch.inference_mode()
     def step(
         self,

@@ -1,5 +1,6 @@
 """Batches from step to step: most go on where the last one ended, each sequence by a token."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,26 +10,30 @@ from kernels.contract import ForwardBatch, Int32Array
 
 
 class BatchPlanner:
-    """Makes what `plan_batch` makes; from the last batch, where its sequences go on by a token."""
+    """Makes what `plan_batch` makes; from an earlier batch, where its sequences go on by a token.
+    That is the last one, or the one before, if the last one was for a step that did not come."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._chunks: Sequence[SequenceChunk] = ()
-        self._batch: ForwardBatch | None = None
+        self._made: deque[tuple[Sequence[SequenceChunk], ForwardBatch]] = deque(maxlen=2)
 
     def plan(self, chunks: Sequence[SequenceChunk], num_top: int) -> ForwardBatch:
         """The batch of the next step; those of before stay as they are."""
-        goes_on = len(chunks) == len(self._chunks) and all(map(_follows, chunks, self._chunks))
-        batch = self._go_on(chunks, num_top) if goes_on else None
+        batch = None
+        for before, last in reversed(self._made):
+            if len(chunks) == len(before) and all(map(_follows, chunks, before)):
+                batch = self._go_on(last, chunks, num_top)
+                break
         if batch is None:
             batch = plan_batch(chunks, self._page_size, num_top)
-        self._chunks, self._batch = chunks, batch
+        self._made.append((chunks, batch))
         return batch
 
-    def _go_on(self, chunks: Sequence[SequenceChunk], num_top: int) -> ForwardBatch | None:
+    def _go_on(
+        self, last: ForwardBatch, chunks: Sequence[SequenceChunk], num_top: int
+    ) -> ForwardBatch | None:
         """None where the page table is too narrow."""
-        last, page_size = self._batch, self._page_size
-        assert last is not None
+        page_size = self._page_size
         token_ids, slots = lone_tokens(chunks, page_size)
         table, groups = last.page_table, last.groups
         moved = [
@@ -36,7 +41,7 @@ class BatchPlanner:
             for row, (slot, before) in enumerate(
                 zip(slots, last.slot_mapping.tolist(), strict=True)
             )
-            if slot != before + 1 or not slot % page_size
+            if slot != before + 1 or slot % page_size < 2
         ]
         if moved:
             if max(chunks[row].start for row in moved) // page_size >= table.shape[1]:
@@ -73,7 +78,8 @@ def _with_pages(
     table: Int32Array, chunks: Sequence[SequenceChunk], rows: Sequence[int], page_size: int
 ) -> Int32Array:
     """A copy with the present pages of these rows. A row's pages change when its last one is full:
-    that may have been found in the cache under another id, and another one begins."""
+    another one begins, and that may be found in the cache under another id; if this batch was made
+    ahead, only after it."""
     table = table.copy()
     for row in rows:
         chunk = chunks[row]

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.execution.batch_planner import BatchPlanner
 from engine.execution.forward_batch import SequenceChunk
-from kernels.contract import Backend, K, M, StepLogits, do_nothing
+from kernels.contract import Backend, ForwardBatch, K, M, StepLogits, do_nothing
 
 
 class ModelRunner(Generic[M, K]):
@@ -19,6 +19,7 @@ class ModelRunner(Generic[M, K]):
         self._model = model
         self._kv = kv
         self._planner = BatchPlanner(kv.layout.page_size)
+        self._prepared: ForwardBatch | None = None
         self.kernel_ns = 0
         """How long the last step computed."""
 
@@ -36,6 +37,27 @@ class ModelRunner(Generic[M, K]):
             src, dst = np.ascontiguousarray(pages[:, 0]), np.ascontiguousarray(pages[:, 1])
             self._backend.copy_pages(self._kv, src, dst)
         batch = self._planner.plan(chunks, num_top)
+        self._backend.prepare(self._model, self._kv, batch)
+        return self._step(batch, meanwhile)
+
+    def prepare(self, chunks: Sequence[SequenceChunk], num_top: int) -> None:
+        """Prepare a step that may come next, while one runs perhaps: of single tokens, which are
+        not known yet. Raises what the backend raises."""
+        self._prepared = None
+        batch = self._planner.plan(chunks, num_top)
+        self._backend.prepare(self._model, self._kv, batch)
+        self._prepared = batch
+
+    def run_prepared(
+        self, token_ids: Sequence[int], meanwhile: Callable[[], None] = do_nothing
+    ) -> StepLogits:
+        """As `run`, with the chunks of the last `prepare`, and these tokens in them."""
+        batch, self._prepared = self._prepared, None
+        assert batch is not None
+        batch.token_ids[:] = token_ids
+        return self._step(batch, meanwhile)
+
+    def _step(self, batch: ForwardBatch, meanwhile: Callable[[], None]) -> StepLogits:
         start_ns = monotonic_ns()
         logits = self._backend.step(self._model, self._kv, batch, meanwhile)
         self.kernel_ns = monotonic_ns() - start_ns

@@ -1,8 +1,7 @@
 """`EngineCore`: scheduler, runner and sampler as one synchronous engine."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -14,10 +13,10 @@ from engine.execution.forward_batch import SequenceChunk
 from engine.execution.grammar import GrammarCompiler
 from engine.execution.penalties import LogitRules, changes_logits
 from engine.execution.runner import ModelRunner
-from engine.execution.sampler import Sampler, required_top
 from engine.execution.saved_cache import SavedCache
 from engine.limits import check_request
 from engine.scheduling.cache_desk import CacheDesk
+from engine.scheduling.gather_stats import gather_stats, pool_stats
 from engine.scheduling.idle_audit import IdleAudit
 from engine.scheduling.lookout import Lookout
 from engine.scheduling.output import Outcome, OutputRules, Said
@@ -25,11 +24,12 @@ from engine.scheduling.page_writers import PageWriters
 from engine.scheduling.request import Request
 from engine.scheduling.restoring import Restoring
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.scoring import score_prompts
+from engine.scheduling.step_computer import Computed, StepComputer
 from engine.scheduling.step_meter import StepMeter
 from engine.scheduling.step_plan import ScheduledChunk, StepPlan
 from engine.scheduling.totals import Totals
-from engine.stats import EngineLoad, EngineStats, LeaseStats, PoolStats
+from engine.scheduling.untold import Untold
+from engine.stats import EngineLoad, EngineStats, PoolStats
 from engine.types import (
     CacheAnswer,
     CacheCall,
@@ -46,7 +46,7 @@ from engine.types import (
 )
 from engine.views import EngineView, NodeView
 from kernels.contract import Int32Array, do_nothing
-from prefix_cache.cache import AuditError, PoolCounts, PrefixCache
+from prefix_cache.cache import AuditError, PrefixCache
 
 _WARM_UP_NS = 150_000_000
 
@@ -97,6 +97,9 @@ class EngineCore:
         self._totals = Totals()
         self._meter = meter or StepMeter()
         self._unlearned: tuple[StepPlan, float] | None = None
+        self._computer = StepComputer(runner, info.vocab_size, clock_ns)
+        self._following: StepPlan | None = None
+        self._untold: Untold | None = None
         self._writers = PageWriters(info.num_pages, info.page_size)
         self._lookout = Lookout(cache, scheduler, info.page_size, clock_ns)
 
@@ -164,8 +167,13 @@ class EngineCore:
         times = (self._scheduler.wake_ns, self._idle_audit.due_ns)
         return min(filter(None, times), default=0)
 
-    def step(self, meanwhile: Callable[[], None] = do_nothing) -> Sequence[EngineEvent]:
+    def step(self, meanwhile: Callable[[], None] = do_nothing) -> Iterable[EngineEvent]:
         now_ns = self._clock_ns()
+        following = self._following
+        if following is not None and self._comes_next(following, now_ns):
+            return self._run(following, now_ns, meanwhile)
+        self._following = None
+        self._settle()
         self._cache.leases.expire()
         self._idle_audit.run_if_due(now_ns, is_idle=not (self._live or self._restores))
         events: list[EngineEvent] = [*self._refused]
@@ -201,48 +209,26 @@ class EngineCore:
             self._meter.rest()
         return events
 
+    def _comes_next(self, following: StepPlan, now_ns: int) -> bool:
+        """Whether nothing has happened since it was prepared but that all its requests go on."""
+        return not (
+            self._aborted
+            or self._refused
+            or self._restores
+            or 0 < self._scheduler.wake_ns <= now_ns
+        ) and self._scheduler.still_follows(following)
+
     def stats(self) -> EngineStats:
+        self._settle()
         self._cache.leases.expire()
         self._learn()
-        totals, meter = self._totals, self._meter
-        running = self._scheduler.running
-        num_disk, num_restored, num_damaged = self._cache.count_disk()
-        return EngineStats(
-            pool=_pool_stats(self._cache.stats()),
-            running=len(running),
-            waiting=len(self._scheduler.waiting),
-            paused=sum(request.paused for request in running),
-            step_ns=meter.step_ns.distribution(),
-            step_tokens=meter.step_tokens.distribution(),
-            chunk_tokens=meter.chunk_tokens.distribution(),
-            work=meter.work(),
-            recent_steps=meter.recent_steps(),
-            peak_bytes_per_s=meter.peaks.bytes_per_s if meter.peaks else 0.0,
-            peak_flops_per_s=meter.peaks.flops_per_s if meter.peaks else 0.0,
-            evicted_pages={
-                "room": self._cache.evicted_for_room,
-                "flush": self._cache.evicted_by_flush,
-            },
-            num_queried_tokens=totals.queried_tokens,
-            num_steps=totals.steps,
-            num_requests=totals.requests,
-            num_prompt_tokens=totals.prompt_tokens,
-            num_cached_tokens=totals.cached_tokens,
-            num_computed_tokens=totals.computed_tokens,
-            num_output_tokens=totals.output_tokens,
-            num_forced_tokens=totals.forced_tokens,
-            num_drafts=totals.drafts,
-            num_draft_tokens=totals.draft_tokens,
-            num_accepted_tokens=totals.accepted_tokens,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_disk_pages=num_disk,
-            num_restored_pages=num_restored,
-            num_damaged_pages=num_damaged,
-            num_audits=self._idle_audit.num_audits,
-            num_audit_differences=self._idle_audit.num_differences,
-            num_quarantined_pages=self._idle_audit.num_quarantined_pages,
-            leases=LeaseStats(*self._cache.leases.count()),
-            scheduling=self._scheduler.stats(self._clock_ns()),
+        return gather_stats(
+            self._totals,
+            self._scheduler,
+            self._cache,
+            self._meter,
+            self._idle_audit,
+            self._clock_ns(),
         )
 
     @property
@@ -273,15 +259,18 @@ class EngineCore:
                 return
 
     def flush(self) -> int:
+        self._settle()
         return self._cache.flush()
 
     def audit(self) -> PoolStats:
+        self._settle()
         try:
-            return _pool_stats(self._cache.audit())
+            return pool_stats(self._cache.audit())
         except AuditError as error:
             raise EngineError(str(error)) from error
 
     def ask_cache(self, call: CacheCall) -> CacheAnswer:
+        self._settle()
         return self._desk.ask(call)
 
     def watch_cache(self, on: bool) -> None:
@@ -336,65 +325,95 @@ class EngineCore:
 
     def _run(
         self, plan: StepPlan, begun_ns: int, meanwhile: Callable[[], None]
-    ) -> list[EngineEvent]:
-        """Compute the chunks and turn what comes out into events."""
-        chunks = plan.chunks
-        sampled = [chunk for chunk in chunks if chunk.wants_logits]
-        rows = [chunk.request.sampling for chunk in sampled]
-        scores = any(chunk.scored for chunk in chunks)
-        masked = any(chunk.request.logit_rules is not None for chunk in sampled)
-        copies = [(copy.src, copy.dst) for chunk in chunks for copy in chunk.copies]
+    ) -> Iterable[EngineEvent]:
+        """Compute the plan. Where it is known what the next step computes, the events are made
+        only when they are asked for: that can be while it does."""
         try:
-            logits = self._runner.run(
-                [_sequence_chunk(chunk) for chunk in chunks],
-                copies,
-                0 if scores or masked else required_top(rows, self._info.vocab_size),
-                lambda: self._do_meanwhile(meanwhile),
+            done = self._computer.compute(
+                plan, begun_ns, lambda: self._do_meanwhile(plan, meanwhile)
             )
-            told, logits = (
-                score_prompts(chunks, logits, self._clock_ns()) if scores else ({}, logits)
-            )
-            sampler = Sampler(logits)
-            firsts = [0, *accumulate(chunk.num_sampled for chunk in sampled)]
-            tokens = [
-                sampler.choose(first, each, chunk.request.num_tokens, chunk.request.logit_rules)
-                for first, each, chunk in zip(firsts, rows, sampled, strict=False)
-            ]
         except MeanwhileFailed:
             raise
         except Exception as fault:
             _log.exception("a step failed")
+            self._settle()
             self._meter.rest()
-            return self._fail([c.request for c in chunks], f"the step failed: {fault}")
+            return self._fail([c.request for c in plan.chunks], f"the step failed: {fault}")
+        if not self._all_go_on(done):
+            self._following = None
+            return self._tell(done)
+        for chunk, token in zip(plan.chunks, done.tokens, strict=True):
+            assert token is not None
+            chunk.request.advance(token.token_id)
+        self._untold = Untold(lambda: self._tell(done))
+        return self._untold
+
+    def _all_go_on(self, done: Computed) -> bool:
+        """Whether the step that was prepared comes next, if nothing else happens."""
+        if self._following is None:
+            return False
+        return all(
+            token is not None and self._rules.goes_on(chunk.request, token.token_id)
+            for chunk, token in zip(done.plan.chunks, done.tokens, strict=True)
+        )
+
+    def _tell(self, done: Computed) -> list[EngineEvent]:
+        """What a step means for its requests: their events."""
+        plan, sampler = done.plan, done.sampler
+        begun_ns, now_ns = done.step_ns
         self._totals.steps += 1
-        now_ns = self._clock_ns()
-        step = self._meter.note(chunks, begun_ns, now_ns, self._runner.kernel_ns)
+        step = self._meter.note(plan.chunks, begun_ns, now_ns, done.kernel_ns)
         self._unlearned = plan, step.wall_ns / 1e6
         events: list[EngineEvent] = []
-        chosen = iter(zip(tokens, firsts, strict=False))
-        for chunk in chunks:
-            chunk.request.add_work(step)
+        chosen = iter(zip(done.tokens, done.rows, strict=False))
+        for chunk in plan.chunks:
+            request = chunk.request
+            request.add_work(step)
             token, row = next(chosen) if chunk.wants_logits else (None, 0)
             if chunk.scored:
-                scored = told[chunk.request.id]
+                scored = done.told[request.id]
                 if scored is None:
-                    events += self._fail([chunk.request], "the model's logits are not finite")
+                    events += self._fail([request], "the model's logits are not finite")
                     continue
                 events.append(scored)
             if chunk.wants_logits and token is None:
-                events += self._fail([chunk.request], chunk.request.fault)
+                events += self._fail([request], request.fault)
                 continue
-            said = None if token is None else self._rules.say(chunk, token, sampler, row)
+            said = None
+            if token is not None and request.num_tokens > chunk.end:
+                said = self._rules.said(request, token.token_id)
+            elif token is not None:
+                said = self._rules.say(chunk, token, sampler, row)
             events += self._advance(chunk, said, now_ns)
         return events
 
-    def _do_meanwhile(self, others: Callable[[], None]) -> None:
-        """What the next step computed needs none of: it is done while that computes."""
+    def _settle(self) -> None:
+        """Make the events of the last step: the books show what they say only then."""
+        if self._untold is not None:
+            self._untold.settle()
+            self._untold = None
+
+    def _do_meanwhile(self, plan: StepPlan, others: Callable[[], None]) -> None:
+        """What this step needs none of: it is done while it computes. In the end the next one is
+        prepared, if all go on."""
         try:
             others()
+            self._settle()
+            if plan is self._following:
+                self._scheduler.go_on(plan)
             self._learn()
+            self._cache.leases.expire()
         except Exception as error:
             raise MeanwhileFailed(str(error)) from error
+        self._following = None
+        try:
+            following = self._scheduler.follow(plan)
+            if following is not None:
+                self._computer.prepare(following)
+                self._following = following
+        except Exception:
+            # As a plan of its own it fails again, if it must, and then its requests know.
+            _log.exception("the next step was not prepared")
 
     def _learn(self) -> None:
         """Let the scheduler know how long the last step took."""
@@ -463,27 +482,3 @@ class EngineCore:
             num_draft_tokens=request.num_draft_tokens,
             num_accepted_tokens=request.num_accepted_tokens,
         )
-
-
-def _sequence_chunk(chunk: ScheduledChunk) -> SequenceChunk:
-    request = chunk.request
-    assert request.table is not None
-    return SequenceChunk(
-        request.token_ids_with(chunk.drafts),
-        chunk.start,
-        chunk.end,
-        chunk.num_valid,
-        request.table.page_ids,
-        chunk.logits,
-        request.table,
-    )
-
-
-def _pool_stats(counts: PoolCounts) -> PoolStats:
-    return PoolStats(
-        total=counts.total,
-        free=counts.free,
-        cached=counts.cached,
-        referenced=counts.referenced,
-        pinned=counts.pinned,
-    )

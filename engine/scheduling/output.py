@@ -50,6 +50,27 @@ class OutputRules:
     def take(self, request: Request, token_id: int) -> Outcome:
         """Append the token to the request and say what follows from it."""
         request.append(token_id)
+        return self._judge(request, token_id)
+
+    def goes_on(self, request: Request, token_id: int) -> bool:
+        """Whether this token, if it comes next, surely neither ends the request nor uses up its
+        credit. Changes nothing."""
+        sampling = request.sampling
+        return (
+            request.credits > 1
+            and request.num_output_tokens + 1 < request.max_new_tokens
+            and not sampling.stop
+            and token_id not in sampling.stop_token_ids
+            and (sampling.ignore_eos or token_id not in self.eos_token_ids)
+        )
+
+    def said(self, request: Request, token_id: int) -> Said:
+        """Of a token that `goes_on` and was appended already, the only one of its step."""
+        outcome = self._judge(request, token_id)
+        return Said([token_id], outcome.text, (), outcome, request.num_tokens - 1, 0, 0)
+
+    def _judge(self, request: Request, token_id: int) -> Outcome:
+        """What follows from the last token of a request."""
         matcher = request.stop_matcher
         sampling = request.sampling
         eos = token_id in self.eos_token_ids and not sampling.ignore_eos

@@ -290,6 +290,15 @@ class Request:
         self._token_ids[self.num_tokens : end] = drafts
         return self._token_ids[:end]
 
+    def token_id(self, position: int) -> int:
+        """Of prompt and output so far."""
+        return self._token_ids.item(position)
+
+    def advance(self, token_id: int) -> None:
+        """A step computed the last token, and gave this one. Its `complete` is yet to come."""
+        self.num_computed_tokens = self.num_tokens
+        self.append(token_id)
+
     def append(self, token_id: int) -> None:
         """Add a token of the output, count it and take one credit."""
         self._make_room(self.num_tokens + 1)

@@ -130,6 +130,36 @@ class Scheduler:
             self._spacing.note(plan)
         return plan
 
+    def follow(self, plan: StepPlan) -> StepPlan | None:
+        """What `plan` will choose after the step of this plan, which is being computed, if each of
+        its requests says a token and goes on, and nothing else happens. None where that is not
+        known, or where it has no room; its pages are taken already."""
+        if len(self.running) != len(plan.chunks) or self.waiting:
+            return None
+        following = StepPlan()
+        for request, chunk in zip(self.running, plan.chunks, strict=True):
+            if request is not chunk.request or not chunk.is_followed:
+                return None
+            if self._extend_beside_reserved(request, chunk.end + 1) is None:
+                return None
+            end = chunk.end + 1
+            following.chunks.append(ScheduledChunk(request, end - 1, end, end - 1, (), True))
+        return following
+
+    def still_follows(self, plan: StepPlan) -> bool:
+        """Whether `plan` would choose just that of `follow` now that all its requests have said a
+        token and go on."""
+        if self.waiting or len(self.running) != len(plan.chunks):
+            return False
+        if not self._speculation:
+            return True
+        room = self._controller.room(self.running)
+        return not self._drafts([(request, 1) for request in self.running], room, prompts=False)
+
+    def go_on(self, plan: StepPlan) -> None:
+        """The plan of `follow` is computed."""
+        self._controller.note(plan)
+
     def _prompts(
         self, prefills: Sequence[Request], room: Room, plan: StepPlan, now_ns: int
     ) -> list[tuple[Request, int]]:

@@ -32,6 +32,22 @@ class ScheduledChunk(msgspec.Struct, frozen=True):
         return 1 + len(self.drafts) if self.wants_logits else 0
 
     @property
+    def is_followed(self) -> bool:
+        """Whether, if its request goes on, another single token of it comes next."""
+        request = self.request
+        return (
+            self.wants_logits
+            and self.num_valid <= self.start
+            and self.end == self.start + 1 == request.num_tokens
+            and request.num_output_tokens + 1 < request.max_new_tokens
+            and request.credits > 1
+            and not self.scored
+            and not self.drafts
+            and request.logit_rules is None
+            and request.sampling.logprobs is None
+        )
+
+    @property
     def logits(self) -> range:
         """Positions whose logits are wanted."""
         if not self.wants_logits:

@@ -26,7 +26,6 @@ from kernels.contract import (
     ContractError,
     DecoderSpec,
     DecoderWeights,
-    Float32Array,
     ForwardBatch,
     Int32Array,
     KVDType,
@@ -105,7 +104,8 @@ class CpuBackend:
         self._handle = _Handle(self._library, "hw_close", address)
         self._isa = self._library.hw_isa(address).decode()
         self._read = _Memory()
-        self._top = _TopLogits(0, 0)
+        self._tokens = _Memory()
+        self._next: tuple[ForwardBatch, CpuModel, CpuKVPool, StepLogits] | None = None
 
     @property
     def numeric_mode(self) -> str:
@@ -184,6 +184,34 @@ class CpuBackend:
         source = np.frombuffer(data, dtype=np.uint8)
         self._library.hw_import_page(kv.handle.address, page, source.ctypes.data)
 
+    def prepare(self, model: CpuModel, kv: CpuKVPool, batch: ForwardBatch) -> None:
+        """Check and pack a batch, and plan its step. See contract.Backend.prepare."""
+        spec, layout = model.spec, kv.layout
+        if (layout.num_layers, layout.num_kv_heads, layout.head_dim) != (
+            spec.num_layers,
+            spec.num_kv_heads,
+            spec.head_dim,
+        ):
+            raise ContractError("kv has pages of another model's shape")
+        self._next = None
+        if not batch.token_ids.size:
+            check_batch(batch, spec, layout, kv.num_pages)
+            return
+        rows = batch.logit_rows.size
+        logits, result = _logits(rows, batch.num_top, spec.vocab_size)
+        packed = _pack(batch, self._read)
+        status = library.INVALID
+        if packed is not None:
+            status = self._library.hw_prepare(
+                self._handle.address, model.handle.address, kv.handle.address, packed, result
+            )
+        if status == library.INVALID:
+            check_batch(batch, spec, layout, kv.num_pages)
+            raise ContractError("the batch is outside the contract")
+        if status:
+            raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
+        self._next = batch, model, kv, logits
+
     def step(
         self,
         model: CpuModel,
@@ -192,46 +220,28 @@ class CpuBackend:
         meanwhile: Callable[[], None] = do_nothing,
     ) -> StepLogits:
         """One step; the GIL is free while it runs. See contract.Backend.step."""
-        spec, layout = model.spec, kv.layout
-        if (layout.num_layers, layout.num_kv_heads, layout.head_dim) != (
-            spec.num_layers,
-            spec.num_kv_heads,
-            spec.head_dim,
-        ):
-            raise ContractError("kv has pages of another model's shape")
-        rows, top = batch.logit_rows.size, batch.num_top
-        full: Float32Array | None = None
-        if top > 0:
-            if self._top.shape != (rows, top):
-                self._top = _TopLogits(rows, top)
-            result = self._top.result
-        else:
-            full = np.empty((rows, spec.vocab_size), dtype=np.float32)
-            result = library.Result(full.ctypes.data, None, None, None)
-        if batch.token_ids.size:
-            self._start(model, kv, batch, result)
-        else:
-            check_batch(batch, spec, layout, kv.num_pages)
+        prepared = self._next
+        if prepared is None or prepared[0] is not batch:
+            self.prepare(model, kv, batch)
+            prepared = self._next
+        if prepared is None:
+            meanwhile()
+            return _logits(batch.logit_rows.size, batch.num_top, model.spec.vocab_size)[0]
+        self._next = None
+        self._start(batch, model.spec)
         try:
             meanwhile()
         finally:
-            if batch.token_ids.size:
-                self._library.hw_finish(self._handle.address)
-        return self._top.copy() if full is None else StepLogits(full)
+            self._library.hw_finish(self._handle.address)
+        return prepared[3]
 
-    def _start(
-        self, model: CpuModel, kv: CpuKVPool, batch: ForwardBatch, result: library.Result
-    ) -> None:
-        """Begin a step. The native check says whether a batch is sound, the plain one why not."""
-        packed = _pack(batch, self._read)
-        status = library.INVALID
-        if packed is not None:
-            status = self._library.hw_start(
-                self._handle.address, model.handle.address, kv.handle.address, packed, result
-            )
+    def _start(self, batch: ForwardBatch, spec: DecoderSpec) -> None:
+        """Begin the prepared step."""
+        tokens = self._tokens.take(batch.token_ids.size)
+        tokens[:] = batch.token_ids
+        status = self._library.hw_start(self._handle.address, self._tokens.address)
         if status == library.INVALID:
-            check_batch(batch, model.spec, kv.layout, kv.num_pages)
-            raise ContractError("the batch is outside the contract")
+            raise ContractError(f"token_ids has an id outside the vocabulary of {spec.vocab_size}")
         if status:
             raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
 
@@ -276,20 +286,16 @@ class _Memory:
         return self._numbers[:count]
 
 
-class _TopLogits:
-    """Where steps write the `top` largest logits of so many rows; kept while that stays so."""
-
-    def __init__(self, rows: int, top: int) -> None:
-        self.shape = rows, top
-        self._ids = np.empty((rows, top), dtype=np.int32)
-        self._logits = np.empty((rows, top), dtype=np.float32)
-        self._sums = np.empty(rows, dtype=np.float32)
-        parts = (self._ids, self._logits, self._sums)
-        self.result = library.Result(None, *(part.ctypes.data for part in parts))
-
-    def copy(self) -> StepLogits:
-        """What the last step wrote."""
-        return StepLogits(None, self._ids.copy(), self._logits.copy(), self._sums.copy())
+def _logits(rows: int, top: int, vocab_size: int) -> tuple[StepLogits, library.Result]:
+    """Where a step writes what is wanted of so many rows."""
+    if not top:
+        full = np.empty((rows, vocab_size), dtype=np.float32)
+        return StepLogits(full), library.Result(full.ctypes.data, None, None, None)
+    ids = np.empty((rows, top), dtype=np.int32)
+    logits = np.empty((rows, top), dtype=np.float32)
+    sums = np.empty(rows, dtype=np.float32)
+    result = library.Result(None, ids.ctypes.data, logits.ctypes.data, sums.ctypes.data)
+    return StepLogits(None, ids, logits, sums), result
 
 
 def _pack(batch: ForwardBatch, memory: _Memory) -> library.Batch | None:
@@ -321,7 +327,14 @@ def _pack(batch: ForwardBatch, memory: _Memory) -> library.Batch | None:
     except TypeError:
         return None
     return library.Batch(
-        num_tokens, num_seqs, width, num_rows, batch.num_top, len(batch.groups), memory.address
+        num_tokens,
+        num_seqs,
+        width,
+        num_rows,
+        batch.num_top,
+        len(batch.groups),
+        count,
+        memory.address,
     )
 
 

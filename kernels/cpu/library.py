@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kernels.contract import BackendUnavailable
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 INVALID = -2
 """The status of a step whose batch is outside the contract."""
 
@@ -52,6 +52,7 @@ class Batch(Structure):
         ("num_rows", c_int32),
         ("num_top", c_int32),
         ("num_groups", c_int32),
+        ("num_numbers", c_int32),
         ("numbers", c_void_p),
     )
 
@@ -79,7 +80,8 @@ _SIGNATURES = {
     "hw_copy_pages": ([c_void_p, c_void_p, c_void_p, c_int32], None),
     "hw_export_page": ([c_void_p, c_int32, c_void_p], None),
     "hw_import_page": ([c_void_p, c_int32, c_void_p], None),
-    "hw_start": ([c_void_p, c_void_p, c_void_p, POINTER(Batch), POINTER(Result)], c_int32),
+    "hw_prepare": ([c_void_p, c_void_p, c_void_p, POINTER(Batch), POINTER(Result)], c_int32),
+    "hw_start": ([c_void_p, c_void_p], c_int32),
     "hw_finish": ([c_void_p], None),
     "hw_multiply": ([c_void_p, c_int32, c_int64], c_int64),
     "hw_read": ([c_void_p, c_void_p, c_int64], ctypes.c_uint64),

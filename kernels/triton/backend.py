@@ -113,6 +113,10 @@ class TritonBackend:
             part[page] = held.view(part.dtype).view(part.shape[1:]).to(self._device)
             begin += part[page].nbytes
 
+    def prepare(self, model: TritonModel, kv: TritonKVPool, batch: ForwardBatch) -> None:
+        """Check the batch."""
+        check_batch(batch, model.spec, kv.layout, kv.num_pages)
+
     @torch.inference_mode()
     def step(
         self,

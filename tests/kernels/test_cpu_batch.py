@@ -135,3 +135,31 @@ def test_something_meanwhile_changes_nothing(
     with pytest.raises(RuntimeError, match="meanwhile"):
         backend.step(model, kv, batch, fail)
     assert bits(backend.step(model, kv, batch)) == alone
+
+
+def test_a_step_prepared_while_another_runs_has_the_tokens_it_is_given_then(
+    backend: CpuBackend, model: CpuModel, kv: CpuKVPool
+) -> None:
+    """It is longer, so that memory of steps grows between them."""
+    first, long = three_sequences(), make_batch([(list(range(30)), 0, [1, 2])], 16, num_top=2)
+    fresh = make_batch([(list(range(7, 37)), 0, [1, 2])], 16, num_top=2)
+    expected = [bits(backend.step(model, kv, batch)) for batch in (first, fresh)]
+    before = backend.step(model, kv, first, lambda: backend.prepare(model, kv, long))
+    long.token_ids[:] = fresh.token_ids
+    assert [bits(before), bits(backend.step(model, kv, long))] == expected
+    backend.prepare(model, kv, long)
+    assert bits(backend.step(model, kv, first)) == expected[0]
+
+
+def test_tokens_outside_the_vocabulary_are_refused_after_the_batch_was_prepared(
+    backend: CpuBackend, model: CpuModel, kv: CpuKVPool
+) -> None:
+    batch = three_sequences()
+    alone = bits(backend.step(model, kv, batch))
+    backend.prepare(model, kv, batch)
+    wrong = SPEC.vocab_size
+    kept, batch.token_ids[1] = batch.token_ids[1], wrong
+    with pytest.raises(ContractError, match="token_ids"):
+        backend.step(model, kv, batch)
+    batch.token_ids[1] = kept
+    assert bits(backend.step(model, kv, batch)) == alone

@@ -4,14 +4,13 @@
 #include <cstring>
 #include <new>
 
-#include "batch_check.h"
 #include "step.h"
 
 using namespace headwater;
 
 namespace {
 
-constexpr int kAbiVersion = 5;
+constexpr int kAbiVersion = 6;
 constexpr int kNoMemory = -1, kInvalid = -2;
 
 template <class F>
@@ -20,6 +19,15 @@ auto guarded(F make) noexcept -> decltype(make()) {
     return make();
   } catch (...) {
     return nullptr;
+  }
+}
+
+template <class F>
+int status(F succeeds) noexcept {
+  try {
+    return succeeds() ? 0 : kInvalid;
+  } catch (...) {
+    return kNoMemory;
   }
 }
 
@@ -101,20 +109,17 @@ void hw_import_page(KVPool* kv, int page, const uint8_t* data) {
   });
 }
 
-// Begins a step, which `hw_finish` ends; nothing is begun where the status is not 0.
-int hw_start(Backend* backend, const Model* model, KVPool* kv, const PackedBatch* packed,
-             const Result* result) {
-  backend->pool.wake();
-  const Batch batch(*packed);
-  if (!is_valid(batch, model->spec, *kv)) return kInvalid;
-  const int slot = *std::max_element(batch.slot_mapping, batch.slot_mapping + batch.num_tokens);
-  kv->ahead.use((slot / kv->shape.page_size + 1) * kv->shape.page_bytes());
-  try {
-    start_step(*backend, *model, *kv, batch, *result);
-    return 0;
-  } catch (...) {
-    return kNoMemory;
-  }
+// Prepares a step, perhaps while another runs, in place of one that was prepared and not begun;
+// there is none where the status is not 0.
+int hw_prepare(Backend* backend, const Model* model, KVPool* kv, const PackedBatch* batch,
+               const Result* result) {
+  if (!backend->running) backend->pool.wake();
+  return status([&] { return prepare_step(*backend, *model, *kv, *batch, *result); });
+}
+// Begins the prepared step, with these tokens, which `hw_finish` ends; nothing is begun where the
+// status is not 0.
+int hw_start(Backend* backend, const int32_t* token_ids) {
+  return status([&] { return start_step(*backend, token_ids); });
 }
 void hw_finish(Backend* backend) { finish_step(*backend); }
 

@@ -21,8 +21,10 @@ Attention::Attention(Backend& backend, const Model& model, const KVPool& kv, con
       isa_(backend.isa), model_(model), spec_(model.spec), kv_(kv), batch_(batch),
       ws_(backend.workspace),
       group_(spec_.num_heads / spec_.num_kv_heads),
-      partial_stride_(kPartialHead + spec_.head_dim) {
-  const size_t tokens = batch.num_tokens;
+      partial_stride_(kPartialHead + spec_.head_dim) {}
+
+void Attention::reserve() {
+  const size_t tokens = batch_.num_tokens;
   ws_.qkv.reserve(tokens * qkv_stride);
   ws_.cosine.reserve(tokens * spec_.num_rope);
   ws_.sine.reserve(tokens * spec_.num_rope);

@@ -11,8 +11,10 @@ namespace headwater {
 // Queries, keys and values of all tokens lie in Workspace::qkv, [tokens, qkv_stride].
 class Attention {
  public:
-  // Reserves what it needs of the backend's workspace.
   Attention(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch);
+
+  // Reserves what it needs of the backend's workspace; no step runs.
+  void reserve();
 
   // Once a step, for each token.
   void find_angles(int row);

@@ -26,9 +26,13 @@ bool is_valid_sequence(const Batch& batch, int begin, int end, int32_t length,
 
 }  // namespace
 
+bool are_tokens(const int32_t* token_ids, int count, const Spec& spec) {
+  return all_within(token_ids, count, spec.vocab_size);
+}
+
 bool is_valid(const Batch& batch, const Spec& spec, const KVPool& kv) {
   if (batch.num_top < 0 || batch.num_top > spec.vocab_size ||
-      !all_within(batch.token_ids, batch.num_tokens, spec.vocab_size) ||
+      !are_tokens(batch.token_ids, batch.num_tokens, spec) ||
       !all_within(batch.logit_rows, batch.num_rows, batch.num_tokens))
     return false;
   const int32_t* ends = batch.cu_seqlens_q;

@@ -9,4 +9,7 @@ namespace headwater {
 // sizes is read, whatever they hold.
 bool is_valid(const Batch& batch, const Spec& spec, const KVPool& kv);
 
+// Whether all are of the vocabulary.
+bool are_tokens(const int32_t* token_ids, int count, const Spec& spec);
+
 }  // namespace headwater

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attention.h"
+#include "batch_check.h"
 #include "fetch_plan.h"
 #include "weight_stream.h"
 
@@ -31,14 +32,15 @@ struct Product {
 
 class Step {
  public:
-  Step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
+  Step(Backend& backend, const Model& model, KVPool& kv, const PackedBatch& packed,
        const Result& result)
-      : backend_(backend), isa_(backend.isa), model_(model), spec_(model.spec), batch_(batch),
-        result_(result), ws_(backend.workspace), attention_(backend, model, kv, batch_),
-        fetches_(attention_.plan, batch_, kv, kv.shape.page_size) {}
-
-  void start() {
-    reserve();
+      : backend_(backend), isa_(backend.isa), model_(model), spec_(model.spec), kv_(kv),
+        numbers_(packed.numbers, packed.numbers + packed.num_numbers),
+        batch_(packed, numbers_.data()), result_(result), ws_(backend.workspace),
+        attention_(backend, model, kv, batch_),
+        fetches_(attention_.plan, batch_, kv, kv.shape.page_size) {
+    hidden_stride_ = round_up(spec_.hidden_size, kBlock);
+    inner_stride_ = round_up(spec_.intermediate_size, kBlock);
     Works layer, head;
     add_attention(layer);
     add_mlp(layer);
@@ -51,7 +53,16 @@ class Step {
     for (int l = 0; l < spec_.num_layers; ++l)
       for (const auto& work : layer) region_->add(work, l);
     for (const auto& work : head) region_->add(work);
+  }
+
+  bool start(const int32_t* token_ids) {
+    if (!are_tokens(token_ids, batch_.num_tokens, spec_)) return false;
+    reserve();
+    std::copy_n(token_ids, batch_.num_tokens, numbers_.begin());  // they are the first ones
+    const int slot = *std::max_element(batch_.slot_mapping, batch_.slot_mapping + batch_.num_tokens);
+    kv_.ahead.use((slot / kv_.shape.page_size + 1) * kv_.shape.page_bytes());
     backend_.pool.start(region_);
+    return true;
   }
 
   void finish() { backend_.pool.finish(*region_); }
@@ -61,9 +72,8 @@ class Step {
 
   void reserve() {
     const size_t rows = std::max(batch_.num_tokens, batch_.num_rows);
-    hidden_stride_ = round_up(spec_.hidden_size, kBlock);
-    inner_stride_ = round_up(spec_.intermediate_size, kBlock);
     const int widest = std::max({hidden_stride_, inner_stride_, attention_.output_stride});
+    attention_.reserve();
     ws_.x.reserve(rows * hidden_stride_);
     reserve(ws_.inputs, rows, std::max(hidden_stride_, attention_.output_stride));
     reserve(ws_.inner, rows, inner_stride_);
@@ -276,7 +286,6 @@ class Step {
 
   void add_logits(Works& works) {
     const int rows = batch_.num_rows;
-    float* logits = batch_.num_top ? ws_.logits.data() : result_.full;
     if (rows)
       add_product(
           works, rows,
@@ -287,7 +296,8 @@ class Step {
           },
           linear(
               rows, 1, hidden_stride_,
-              [this, logits](int) {
+              [this](int) {
+                float* logits = batch_.num_top ? ws_.logits.data() : result_.full;
                 return std::array{
                     Product{&model_.head, nullptr, logits, spec_.vocab_size, false}};
               },
@@ -411,6 +421,8 @@ class Step {
   const Isa& isa_;
   const Model& model_;
   const Spec& spec_;
+  KVPool& kv_;
+  std::vector<int32_t> numbers_;  // of the batch
   const Batch batch_;
   const Result result_;
   Workspace& ws_;
@@ -420,10 +432,10 @@ class Step {
   std::shared_ptr<Region> region_;
 };
 
-Batch::Batch(const PackedBatch& packed)
+Batch::Batch(const PackedBatch& packed, const int32_t* numbers)
     : num_tokens(packed.num_tokens), num_seqs(packed.num_seqs), max_pages(packed.max_pages),
       num_rows(packed.num_rows), num_top(packed.num_top), num_groups(packed.num_groups) {
-  const int32_t* next = packed.numbers;
+  const int32_t* next = numbers;
   const auto take = [&next](size_t count) { return std::exchange(next, next + count); };
   token_ids = take(num_tokens);
   positions = take(num_tokens);
@@ -437,13 +449,24 @@ Batch::Batch(const PackedBatch& packed)
   group_sequences = next;
 }
 
-void start_step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
-                const Result& result) {
-  const auto step = std::make_shared<Step>(backend, model, kv, batch, result);
-  step->start();
-  backend.last = step;  // frees the one before, while the workers compute
+bool prepare_step(Backend& backend, const Model& model, KVPool& kv, const PackedBatch& batch,
+                  const Result& result) {
+  backend.next.reset();
+  if (!is_valid(Batch(batch, batch.numbers), model.spec, kv)) return false;
+  backend.next = std::make_shared<Step>(backend, model, kv, batch, result);
+  return true;
 }
 
-void finish_step(Backend& backend) { backend.last->finish(); }
+bool start_step(Backend& backend, const int32_t* token_ids) {
+  if (!backend.next->start(token_ids)) return false;
+  backend.running = true;
+  backend.last = std::move(backend.next);  // frees the one before, while the workers compute
+  return true;
+}
+
+void finish_step(Backend& backend) {
+  backend.last->finish();
+  backend.running = false;
+}
 
 }  // namespace headwater

@@ -33,11 +33,13 @@ struct PackedBatch {
   int32_t num_rows;
   int32_t num_top;
   int32_t num_groups;
+  int32_t num_numbers;
   const int32_t* numbers;
 };
 
 struct Batch {
-  explicit Batch(const PackedBatch& packed);
+  // `numbers` are the packed ones, perhaps elsewhere.
+  Batch(const PackedBatch& packed, const int32_t* numbers);
 
   int32_t num_tokens;
   int32_t num_seqs;
@@ -103,13 +105,19 @@ struct Backend {
   Pool pool;
   const bool exact;
   Workspace workspace;
-  std::shared_ptr<Step> last;
+  std::shared_ptr<Step> last;  // begun
+  std::shared_ptr<Step> next;  // prepared
+  bool running = false;        // `last` has not been finished
 };
 
-// Begins a step on the pool's workers: all that `batch` and `result` point to is used until
-// `finish_step`. Throws std::bad_alloc before anything is written.
-void start_step(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
-                const Result& result);
+// Makes `backend.next`, also while a step runs; false where the batch is outside the contract. What
+// `result` points to is used until `finish_step`.
+bool prepare_step(Backend& backend, const Model& model, KVPool& kv, const PackedBatch& batch,
+                  const Result& result);
+
+// Begins `backend.next`, with these tokens in place of its own, on the pool's workers; false where
+// one is outside the vocabulary. Throws std::bad_alloc before anything is written.
+bool start_step(Backend& backend, const int32_t* token_ids);
 
 // Computes with the workers until the step is done.
 void finish_step(Backend& backend);

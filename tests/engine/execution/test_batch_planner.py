@@ -39,7 +39,8 @@ class Sequence:
 
     def next(self, length: int = 1) -> SequenceChunk:
         start, self.end = self.end, self.end + length
-        if start and start % PAGE == 0 and self.rng.random() < 0.3:
+        late = self.rng.random() < 0.5  # the batch before this one was made ahead
+        if start > PAGE and start % PAGE == late and self.rng.random() < 0.3:
             self.pages[start // PAGE - 1] = self.rng.randrange(10_000)  # found in the cache
         while len(self.pages) * PAGE < self.end:
             self.pages.append(self.rng.randrange(10_000))
@@ -47,6 +48,12 @@ class Sequence:
         wanted = range(self.end - 1, self.end) if self.rng.random() < 0.95 else range(0)
         pages = np.array([*self.pages, 77], dtype=np.int64)
         return SequenceChunk(self.tokens, start, self.end, valid, pages, wanted, self)
+
+    def guess(self) -> SequenceChunk:
+        """A token that is not the next one."""
+        wanted = range(self.end, self.end + 1)
+        pages = np.array([*self.pages, 78], dtype=np.int64)
+        return SequenceChunk(self.tokens, self.end, self.end + 1, self.end, pages, wanted, self)
 
 
 def test_any_course_of_steps_gives_the_batches_of_its_steps() -> None:
@@ -67,6 +74,8 @@ def test_any_course_of_steps_gives_the_batches_of_its_steps() -> None:
                 continue
             long = rng.random() < 0.1
             chunks = [s.next(rng.randint(1, 6) if long else 1) for s in running]
+            if rng.random() < 0.2:
+                planner.plan([s.guess() for s in running], 1)  # a step that does not come
             num_top = rng.choice([0, 1, 1, 1])
             batch = planner.plan(chunks, num_top)
             kept.append((batch, plan_batch(chunks, PAGE, num_top)))

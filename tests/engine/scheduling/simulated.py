@@ -97,6 +97,9 @@ class SimulatedBackend:
     def export_page(self, kv: Any, page: int) -> bytes:
         return b""
 
+    def prepare(self, model: Any, kv: Any, batch: ForwardBatch) -> None:
+        return
+
     def import_page(self, kv: Any, page: int, data: bytes) -> None:
         return
 
