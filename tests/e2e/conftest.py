@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+READY = re.compile(r"ready on (http://\S+:\d+) ")
 
 
 def free_port() -> int:
@@ -48,9 +50,8 @@ class Server:
 def serve(
     *arguments: str, environment: dict[str, str] | None = None, port: int = 0
 ) -> Iterator[Server]:
-    """`headwater serve` on a free port, unless one is given, until the block ends; it must then
-    end by itself with 0."""
-    port = port or free_port()
+    """`headwater serve` on a port that it finds, unless one is given, until the block ends; it
+    must then end by itself with 0."""
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), *arguments]
     process = subprocess.Popen(
         command,
@@ -64,7 +65,7 @@ def serve(
     assert process.stdout is not None
     for line in process.stdout:
         lines.append(line)
-        if "ready" in line and str(port) in line:
+        if ready := READY.search(line):
             break
     else:
         process.stdout.close()
@@ -73,7 +74,7 @@ def serve(
     # A server whose lines nobody reads stands still once the pipe is full.
     reading = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
     reading.start()
-    url = f"http://127.0.0.1:{port}"
+    url = ready[1]
     try:
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             yield Server(url, http, process)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from engine.scripted import ScriptFile
 from tests.faults.control import FOLDER_VARIABLE
 
 ROOT = Path(__file__).parent.parent.parent
+READY = re.compile(r"ready on (http://\S+:\d+) ")
 ENDLESS = ScriptFile(delay_s=0.01)
 
 
@@ -128,8 +130,8 @@ def free_port() -> int:
 def start(
     folder: Path, *arguments: str, script: ScriptFile | None = None, port: int = 0
 ) -> FaultyServer:
-    """`serve` on a free port, with the real model or a script; returns when it is ready."""
-    port = port or free_port()
+    """`serve` on a port that it finds, or a given one, with the real model or a script; returns
+    when it is ready."""
     if script is not None:
         (folder / "script.json").write_bytes(msgspec.json.encode(script))
         arguments = (*arguments, "--script", str(folder / "script.json"))
@@ -142,16 +144,22 @@ def start(
             stdout=log,
             stderr=log,
         )
-    url = f"http://127.0.0.1:{port}"
+    log_file = folder / "log"
+
+    def url_of_log() -> str:
+        assert process.poll() is None, log_file.read_text()
+        found = READY.search(log_file.read_text())
+        return found[1] if found else ""
+
+    try:
+        until(lambda: url_of_log() != "", 60)
+    except AssertionError:
+        process.kill()
+        process.wait()
+        raise
+    url = url_of_log()
     http = httpx.Client(base_url=url, timeout=60, trust_env=False)
-    server = FaultyServer(url, port, http, process, folder)
-
-    def ready() -> bool:
-        assert process.poll() is None, server.log
-        return "ready on" in server.log
-
-    until(ready, 60)
-    return server
+    return FaultyServer(url, int(url.rpartition(":")[2]), http, process, folder)
 
 
 @contextlib.contextmanager

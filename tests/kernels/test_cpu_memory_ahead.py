@@ -1,5 +1,6 @@
 """The memory of pages is there before it is written, and little more of it than that."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def backend() -> Iterator[CpuBackend]:
+    gc.collect()  # what other tests have left is not given back while this one looks
     backend = CpuBackend(threads=1, exact=True)
     yield backend
     backend.close()

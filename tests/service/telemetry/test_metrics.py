@@ -77,7 +77,7 @@ def test_a_silent_request_is_a_gauge_while_it_runs_and_no_sample_of_what_it_neve
 
 
 def test_what_a_slow_reader_does_not_take_is_counted_and_is_gone_with_it() -> None:
-    endless = Script((ScriptStep(tuple(b"abcdefgh" * 8)),), repeat=True)
+    endless = Script((ScriptStep((7,), text=b"abcdefgh" * 512),), repeat=True)
     with run_server(endless, settings=quick(send_buffer_bytes=4096)) as server:
         with connected(server, receive_buffer=4096) as sock:
             sock.sendall(chat_request(body(stream=True, max_tokens=4000)))

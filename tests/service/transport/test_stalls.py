@@ -26,6 +26,8 @@ from tests.service.raw import (
 )
 
 FLOOD = Script((ScriptStep(tuple(b"x" * 64)),), repeat=True)
+WORDY = Script((ScriptStep((7,), text=b"abcde" * 20),), repeat=True)
+"""However few frames come of it, its text alone fills every buffer soon."""
 WIDE = msgspec.structs.replace(INFO, max_context=1 << 20, num_pages=1 << 17)
 NEIGHBOUR = 320
 END_OF_CHUNKS = b"\r\n0\r\n\r\n"
@@ -52,7 +54,7 @@ def wait_until_stalled(server: LiveServer) -> int:
     """The output tokens of all requests, once a neighbour's whole answer has brought no others."""
     outputs, asked = -1, 0
     while (now := server.pool()["num_output_tokens"]) != outputs or now <= asked:
-        assert len(content(ask(server, max_tokens=NEIGHBOUR))) == NEIGHBOUR
+        assert ask(server, max_tokens=NEIGHBOUR)["usage"]["completion_tokens"] == NEIGHBOUR
         asked += NEIGHBOUR
         outputs = now + NEIGHBOUR
     return now
@@ -89,9 +91,8 @@ def test_stalled_clients_do_not_fill_the_queue_for_ever() -> None:
 
 
 def test_a_reader_that_is_slow_but_steady_is_not_dropped() -> None:
-    total = 30_000
-    script = text_script("abcde", 5, repeat=True)
-    with run_server(script, info=WIDE, settings=tight(0.4)) as server:
+    total = 4000
+    with run_server(WORDY, info=WIDE, settings=tight(0.4)) as server:
         with connected(server, receive_buffer=4096) as sock:
             sock.sendall(chat_request(body(stream=True, max_tokens=total)))
             start_s = time.monotonic()
@@ -101,7 +102,7 @@ def test_a_reader_that_is_slow_but_steady_is_not_dropped() -> None:
                 answer += sock.recv(1024)
             took_s = time.monotonic() - start_s
         *frames, _ = data_of(unchunked(answer).decode())
-        assert joined([json.loads(frame) for frame in frames]) == "abcde" * (total // 5)
+        assert joined([json.loads(frame) for frame in frames]) == "abcde" * 20 * total
         assert took_s > 0.4, "it was no slower than the limit"
 
 
@@ -119,15 +120,14 @@ def test_a_reader_too_slow_for_the_kernel_to_ask_for_more_is_not_dropped() -> No
 
 
 def test_a_stall_that_ends_in_time_loses_nothing() -> None:
-    script = text_script("abcde", 5, repeat=True)
-    with run_server(script, info=WIDE, settings=tight(30.0)) as server:
+    with run_server(WORDY, info=WIDE, settings=tight(30.0)) as server:
         with connected(server, receive_buffer=4096) as sock:
-            sock.sendall(chat_request(body(stream=True, max_tokens=30_000)))
-            assert wait_until_stalled(server) < 20_000, "it never waited for the client"
+            sock.sendall(chat_request(body(stream=True, max_tokens=12_000)))
+            assert wait_until_stalled(server) < 8_000, "it never waited for the client"
             answer = read_until(sock, END_OF_CHUNKS)
         *frames, _ = data_of(unchunked(answer).decode())
-        assert joined([json.loads(frame) for frame in frames]) == "abcde" * 6_000
-        assert len(frames) < 6_000, "what was said during the stall did not come together"
+        assert joined([json.loads(frame) for frame in frames]) == "abcde" * 20 * 12_000
+        assert len(frames) < 12_000, "what was said during the stall did not come together"
 
 
 def test_a_drain_cuts_stalled_clients_off_without_a_traceback(
@@ -145,7 +145,7 @@ def test_a_drain_cuts_stalled_clients_off_without_a_traceback(
         server.stop()
         while not server.loop.is_closed():
             pass
-    assert time.monotonic() - start_s < 9.0
+    assert time.monotonic() - start_s < 30.0  # of the minute that a stall may last
     assert [record for record in caplog.records if record.exc_info] == []
     assert [r.finish_reason for r in server.records[-2:]] == [FinishReason.ABORT] * 2
 
