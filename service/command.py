@@ -29,6 +29,7 @@ from service.memory import give_back_freed_memory
 from service.prewarm import PrewarmError, warm_from_file
 from service.server import Server, bind
 from service.services import Services, build_services
+from service.slices import take_short_slices
 from service.telemetry.exporting import ExportError, metric_exporter, span_exporter
 from service.telemetry.log_context import mark_lines
 from service.telemetry.otlp_metrics import MetricsExport
@@ -70,6 +71,7 @@ def run() -> int:
         mark_lines()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         give_back_freed_memory()
+        take_short_slices()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, started_s))
     except (SettingsError, KeyFileError, ExportError) as error:
