@@ -75,7 +75,13 @@ _ANSWERS: Final = (
     "logit_bias", "min_tokens", "min_p", "seed", "n", "best_of", "logprobs", "top_logprobs", "echo",
     "suffix", "bad_words", "length_penalty", "web_search_options", "allowed_token_ids",
     "stop_token_ids", "ignore_eos", "no_repeat_ngram_size", "typical_p", "top_a", "tfs_z",
-    "mirostat", "dry_multiplier", "xtc_probability", "top_n_sigma", "num_beams",
+    "mirostat", "dry_multiplier", "xtc_probability", "top_n_sigma", "num_beams", "use_beam_search",
+    "custom_logit_processor", "stop_regex", "include_stop_str_in_output", "truncate_prompt_tokens",
+    "lora_path", "chat_template", "chat_template_kwargs", "documents", "continue_final_message",
+    "add_generation_prompt", "messages", "tools", "functions", "conversation", "background",
+    "previous_response_id", "prompt_logprobs", "logprob_token_ids", "return_hidden_states",
+    "return_token_ids", "return_tokens_as_token_ids", "skip_special_tokens",
+    "spaces_between_special_tokens", "parallel_tool_calls",
 )  # fmt: skip
 _ELSEWHERE: Final = {
     "options": _SAME_LEVEL,
@@ -85,13 +91,19 @@ _ELSEWHERE: Final = {
 }
 """What changes answers where it is known, and what to do instead, if there is something."""
 _ASKS_NOTHING: Final = (b"false", b"0", b"0.0", b'""', b"[]", b"{}")
-_FACTORS: Final = frozenset(
-    {
-        "n", "best_of", "repeat_penalty", "repetition_penalty", "length_penalty", "num_beams",
-        "typical_p", "tfs_z",
-    }
+_FACTORS: Final = (
+    "n", "best_of", "repeat_penalty", "repetition_penalty", "length_penalty", "num_beams",
+    "typical_p", "tfs_z",
 )  # fmt: skip
-"""Of these 1 asks for nothing."""
+_USUAL_WAYS: Final = (
+    "add_generation_prompt", "skip_special_tokens", "spaces_between_special_tokens",
+    "parallel_tool_calls",
+)  # fmt: skip
+_NOTHING: Final = {
+    **dict.fromkeys(_FACTORS, (*_ASKS_NOTHING, b"1", b"1.0")),
+    **dict.fromkeys(_USUAL_WAYS, (b"true",)),
+}
+"""Of these other values ask for nothing."""
 _LENGTH: Final = (
     "max_tokens",
     "max_completion_tokens",
@@ -177,8 +189,7 @@ class KnownFields:
         """Raises ApiError 400 unless the field may be ignored."""
         shown = f"{path}{name[:MAX_NAME]}"
         if name in self.refused:
-            nothing = (*_ASKS_NOTHING, b"1", b"1.0") if name in _FACTORS else _ASKS_NOTHING
-            if not _is(value, *nothing):
+            if not _is(value, *_NOTHING.get(name, _ASKS_NOTHING)):
                 instead = self.refused[name]
                 message = f"'{shown}' is not supported here{instead and ': '}{instead}."
                 raise invalid(shown, message, "unknown_parameter")

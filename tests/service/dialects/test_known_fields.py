@@ -126,6 +126,12 @@ def test_a_slip_is_refused_with_what_it_is_for(fields: KnownFields, name: str, m
         (MESSAGES, "logit_bias", {"5": 9}),
         (CHAT, "typical_p", 0.9),
         (COMPLETIONS, "json_schema", {"type": "object"}),
+        (COMPLETIONS, "messages", [{"role": "user", "content": "hi"}]),
+        (COMPLETIONS, "tools", [{"type": "function"}]),
+        *[(fields, "previous_response_id", "resp_1") for fields in (CHAT, COMPLETIONS, MESSAGES)],
+        *[(fields, "include_stop_str_in_output", True) for fields in (RESPONSES, MESSAGES)],
+        *[(fields, "chat_template_kwargs", {"a": 1}) for fields in (RESPONSES, MESSAGES)],
+        (CHAT, "background", True),
     ],
 )
 def test_what_changes_answers_elsewhere_is_refused_by_name(
@@ -143,6 +149,13 @@ def test_what_changes_answers_elsewhere_is_refused_by_name(
 def test_a_factor_of_one_asks_for_nothing(name: str) -> None:
     for fields in ALL:
         fields.check(body(name))
+
+
+@pytest.mark.parametrize("name", ["skip_special_tokens", "parallel_tool_calls"])
+def test_the_usual_way_asks_for_nothing_and_the_other_is_refused(name: str) -> None:
+    MESSAGES.check(f'{{"{name}": true}}'.encode())
+    with pytest.raises(ApiError, match=f"'{name}' is not supported here"):
+        MESSAGES.check(f'{{"{name}": false}}'.encode())
 
 
 @pytest.mark.parametrize("name", ["top_logprobs", "mirostat", "no_repeat_ngram_size", "echo"])
