@@ -38,6 +38,8 @@ LONG_EVERY_AT_LEAST: Final = 8
 _MOST_OWED: Final = 2.0
 _WITHIN: Final = 0.95
 """The share of steps that shall stay below the target."""
+_ADDED: Final = 0.02
+"""Where more than the others are late without any prompt, prompts add so many."""
 _MARGIN_RANGE: Final = (0.9, 2.0)
 _FIRST_MARGIN: Final = 1.1
 _MARGIN_MEMORY: Final = 128
@@ -123,7 +125,8 @@ class ItlController:
     """Gives prompts the room that the target leaves, and learns from each step how much that is.
 
     The target is for 95 of 100 pauses. The predicted step times a margin equals it, and the margin
-    is what 95 of the last 100 such steps took of what was predicted. Where that leaves the oldest
+    is what 95 of the last 100 such steps took of what was predicted, or fewer, where more of them
+    than that were late by so much that streams alone are. Where that leaves the oldest
     prompt no chunk worth computing, streams go on alone, and there is a budget of late steps: it
     grows by LATE_SHARE with each step, and each that took longer than the target, for whatever
     reason, costs one. What is left of it goes to the prompt, a step of LONG_STEP targets for each.
@@ -146,7 +149,7 @@ class ItlController:
         self._passes_oldest = False
         self._num_since_long = LONG_EVERY
         self._may_be_late = 1.0
-        self._margin = RecentQuantile(_WITHIN, _MARGIN_MEMORY, _FIRST_MARGIN)
+        self._late_by = RecentQuantile(_MARGIN_MEMORY, _FIRST_MARGIN)
         self._gaps_ms: deque[float] = deque(maxlen=_REMEMBERED)
         self._chunks: deque[int] = deque(maxlen=_REMEMBERED)
 
@@ -172,8 +175,7 @@ class ItlController:
         if not self.target_ms:
             free_ms = (FREE_STRETCH - 1) * streams_ms
             return Room(tokens, free_ms, self.model, None, num_streams, bare_ms)
-        low, high = _MARGIN_RANGE
-        margin = min(max(self._margin.value, low), high)
+        margin = self._margin(streams_ms)
         fits = streams_ms < self.target_ms
         every = LONG_EVERY if fits else LONG_EVERY_AT_LEAST
         may_be_long = self._num_since_long >= every or (fits and self._may_be_late >= 1)
@@ -187,6 +189,14 @@ class ItlController:
         cycle_ms = (1 / LATE_SHARE if fits else every) * streams_ms + whole_ms - streams_ms
         instead = LongStep(whole_ms - streams_ms, cycle_ms, streams_ms)
         return Room(tokens, left_ms, self.model, instead)
+
+    def _margin(self, streams_ms: float) -> float:
+        """What a step may take of its prediction. No margin keeps more steps below the target than
+        streams alone do, and one that tries takes from prompts what nobody gains."""
+        late = self._late_by.above(self.target_ms / streams_ms)
+        share = min(_WITHIN, max(0.0, 1 - late - _ADDED))
+        low, high = _MARGIN_RANGE
+        return min(max(self._late_by.value(share), low), high)
 
     def note(self, plan: StepPlan) -> None:
         """This became of the last `room`, and is computed next."""
@@ -226,7 +236,7 @@ class ItlController:
         owed = self._may_be_late + LATE_SHARE - (took_ms > self.target_ms)
         self._may_be_late = min(max(owed, -_MOST_OWED), _MOST_OWED)
         if (lengths or plan.passes_oldest) and not self.model.is_changing:
-            self._margin.add(took_ms / predicted_ms)
+            self._late_by.add(took_ms / predicted_ms)
 
     def learn_span(self, start: int, end: int, took_ms: float, rows: int) -> None:
         """A step of tokens [start, end) of one sequence, with logits of the last `rows`, took so

@@ -1,6 +1,6 @@
 """A quantile of the last numbers of a series."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
 
@@ -8,15 +8,18 @@ class RecentQuantile:
     """Of the last `memory` numbers, and before there were any, of a few times `first`. To add one
     costs two searches in a short list."""
 
-    def __init__(self, share: float, memory: int, first: float) -> None:
-        self._share = share
+    def __init__(self, memory: int, first: float) -> None:
         self._recent = deque([first] * (memory // 4), maxlen=memory)
         self._sorted = list(self._recent)
 
-    @property
-    def value(self) -> float:
-        """About 1 - `share` of the numbers are larger."""
-        return self._sorted[int(self._share * len(self._sorted))]
+    def value(self, share: float) -> float:
+        """About 1 - `share` of the numbers, less than all, are larger."""
+        return self._sorted[int(share * len(self._sorted))]
+
+    def above(self, number: float) -> float:
+        """The share of the numbers that are larger than this one."""
+        count = len(self._sorted)
+        return (count - bisect_right(self._sorted, number)) / count
 
     def add(self, number: float) -> None:
         """The oldest one is forgotten."""

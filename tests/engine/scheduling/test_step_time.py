@@ -83,16 +83,6 @@ def test_a_neighbour_that_takes_a_core_for_a_second_is_forgotten_at_once(chunks:
     assert off(model, rng) < before + 0.1
 
 
-def test_a_bias_does_not_pass_for_noise() -> None:
-    """Or the model would learn the less the more it is off."""
-    model = StepTimeModel()
-    rng = random.Random(8)
-    for i in range(300):
-        step = work(rng)
-        model.learn(step, cost_ms(step) * (1.4 if i % 30 in (4, 5) else 1.0))
-    assert model.error < 0.08
-
-
 def test_what_was_long_not_seen_is_learned_anew_from_few_steps() -> None:
     """Ten thousand steps without a prompt, and prompts cost five times as much afterwards."""
     rng = random.Random(4)
