@@ -1,4 +1,7 @@
-"""Clients that leave, half-leave or dawdle: only their own request notices."""
+"""Clients that leave, half-leave or dawdle: only their own request notices.
+
+After sgl-project/mini-sglang#15, ggml-org/llama.cpp#24496 and vllm-project/vllm#54947, where the
+request of a client that was gone ran to its limit, streamed or not."""
 
 import json
 import socket

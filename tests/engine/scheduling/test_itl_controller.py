@@ -203,7 +203,8 @@ def test_faster_than_any_fixed_chunk_that_keeps_as_much() -> None:
 
 
 def test_case_39_a_flood_of_prompts_starves_no_stream() -> None:
-    """20 prompts of 4k a second for 30 s; this machine computes about one in three."""
+    """20 prompts of 4k a second for 30 s; this machine computes about one in three. After
+    sgl-project/sglang#32549, where streams got a step in 24 s."""
     target_ms = 4 * LONE_ITL_MS
     run = with_streams(itl_target_ms=target_ms, max_running=12)
     begun_ns = run.backend.now_ns
@@ -220,7 +221,8 @@ def test_case_39_a_flood_of_prompts_starves_no_stream() -> None:
 
 
 def test_case_40_one_very_long_prompt() -> None:
-    """Where streams may take 60 % of the time, the prompt takes the rest and no more."""
+    """Where streams may take 60 % of the time, the prompt takes the rest and no more. After
+    local-inference-lab/vllm#541, where it took 97 %."""
     lone = LONE_ITL_MS
     run = with_streams(itl_target_ms=lone / 0.6)
     begun_ns = run.backend.now_ns
