@@ -32,7 +32,9 @@ def share(
 
     Half of the room goes to the least remaining work: a short prompt gets it at once, however
     many long ones are there. The other half goes to the oldest, which so keeps half of the speed
-    it would have alone, however many short ones come. What one half leaves the other takes. An
+    it would have alone, however many short ones come. What one half leaves the other takes: of one
+    with much behind it, half of the room may be too little to be worth it where all of it is not,
+    so in the first half none is passed that gets nothing. An
     oldest one that could end in this step needs no half: all goes to the least work, or with
     `oldest_first` to the oldest, which must be so in every other step.
     Without `by_size` everything goes by age. Where there is nothing instead of this room, the
@@ -50,7 +52,7 @@ def share(
         else:
             half = room.halve()
             filling.spared_ms += half.ms
-            filling.fill(shortest, half)
+            filling.fill(shortest, half, in_turn=True)
             room.take_back(half)
             filling.fill(oldest[:1], room, always=True)
             order = oldest[1:]
@@ -85,8 +87,11 @@ class _Filling:
     def __post_init__(self) -> None:
         self.shares = [0] * len(self.claims)
 
-    def fill(self, order: Sequence[int], room: Room, *, always: bool = False) -> None:
-        """Use the room in this order, `always` or for as long as that pays."""
+    def fill(
+        self, order: Sequence[int], room: Room, *, always: bool = False, in_turn: bool = False
+    ) -> None:
+        """Use the room in this order, `always` or for as long as that pays, or `in_turn` until one
+        gets nothing."""
         for index in order:
             if room.is_spent:
                 return
@@ -94,6 +99,8 @@ class _Filling:
             rest = room.copy()
             more = rest.take(claim.past + done, claim.want - done, begun=done > 0)
             if more and not always and not self._joins(room.ms - rest.ms):
+                return
+            if in_turn and not more:
                 return
             self.shares[index] += more
             room.tokens, room.ms = rest.tokens, rest.ms

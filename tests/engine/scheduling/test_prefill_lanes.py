@@ -45,6 +45,19 @@ def test_somebody_moves_where_there_is_no_room() -> None:
     assert share(claims(50, 20), room(100, ms=-1.0)) == [1, 0]
 
 
+def test_the_first_is_not_passed_where_half_of_the_room_is_too_little_for_it() -> None:
+    """It has so much behind it that half is used up by reading that: of equal prompts the last one
+    would go first."""
+    model = StepTimeModel()
+    ms = model.reading_ms(5000) + 1.5 * model.longer_ms(5000, 1)
+    long = LongStep(2 * ms, 100 * ms, ms)
+    first = Claim(5000, 1000, (0, True, 1000.0, 0.0, 0), (0, True, 0.0, 0.0, 0))
+    later = Claim(0, 6000, (0, True, 6000.0, 0.0, 1), (0, True, 0.0, 1.0, 1))
+    alone = share([first], Room(100, ms, model, long))
+    assert alone[0] > 0
+    assert share([first, later], Room(100, ms, model, long))[0] == alone[0]
+
+
 def test_a_chunk_that_a_long_step_would_outdo_is_not_computed() -> None:
     """Nine tokens in a long step are less than one in each of ten others, and more than in eight;
     what ends its prompt is computed at once."""
