@@ -199,16 +199,15 @@ class EngineSupervisor:
 
         Silence is counted in our own ticks: what stops us as well is no fault of the engine.
         """
-        silent_s, heard_ns = 0.0, 0
-        while True:
-            if await client.wait_ended(PULSE_S):
-                return
+        silent_s, heard_ns, asked = 0.0, 0, False
+        while not await client.wait_ended(PULSE_S):
             if client.heard_ns != heard_ns:
-                silent_s, heard_ns = 0.0, client.heard_ns
-                continue
-            if not silent_s:
+                silent_s, heard_ns, asked = 0.0, client.heard_ns, False
+            elif asked:
+                silent_s += PULSE_S
+            else:  # only now: one that talks anyway need not say more
                 client.ask_for_sign()
-            silent_s += PULSE_S
+                asked = True
             if silent_s >= self._rules.step_limit_s:
                 limit = f"{self._rules.step_limit_s:g} s"
                 client.kill(f"the engine gave no sign of life for {limit} and was killed")
