@@ -2,8 +2,9 @@
 
 An engine of the embedded model, in its own process as the service starts it, decodes for so many
 streams at a time while this process reads their events; without drafts, which make one step unlike
-the next. A step's wall time runs from the end of the one before it, so planning and sampling lie in
-it. What is done while kernels compute (telling the step before) counts as theirs. Medians; run it
+the next. A step's wall time runs from the end of the one before it, so planning, packing and
+sampling lie in it, unless they are done while kernels compute, as telling the step before is: that
+counts as theirs, and makes them longer where there are no more cores than threads. Medians; run it
 on an idle machine.
 """
 

@@ -156,6 +156,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
+        if self._following is not None:
+            return True
         return bool(self._aborted or self._refused or self._restores) or self._scheduler.has_work
 
     @property
@@ -336,6 +338,7 @@ class EngineCore:
             raise
         except Exception as fault:
             _log.exception("a step failed")
+            self._following = None
             self._settle()
             self._meter.rest()
             return self._fail([c.request for c in plan.chunks], f"the step failed: {fault}")

@@ -52,17 +52,22 @@ class StepComputer:
     def compute(self, plan: StepPlan, begun_ns: int, meanwhile: Callable[[], None]) -> Computed:
         """The step, and something done meanwhile. Raises what the backend raises."""
         chunks = plan.chunks
-        sampled = [chunk for chunk in chunks if chunk.wants_logits]
+        sampled: Sequence[ScheduledChunk] = chunks
+        rows: Sequence[int] = range(len(chunks))
+        if not (lone := plan is self._prepared):
+            sampled = [chunk for chunk in chunks if chunk.wants_logits]
+            rows = [0, *accumulate(chunk.num_sampled for chunk in sampled)]
         logits = self._logits(plan, meanwhile)
         told: dict[str, PromptLogprobs | None] = {}
-        if any(chunk.scored for chunk in chunks):
+        if not lone and any(chunk.scored for chunk in chunks):
             told, logits = score_prompts(chunks, logits, self._clock_ns())
         sampler = Sampler(logits)
-        rows = [0, *accumulate(chunk.num_sampled for chunk in sampled)]
-        tokens = [
-            sampler.choose(row, request.sampling, request.num_tokens, request.logit_rules)
-            for row, request in zip(rows, [chunk.request for chunk in sampled], strict=False)
-        ]
+        tokens: list[SampledToken | None] = []
+        for row, chunk in zip(rows, sampled, strict=False):
+            request = chunk.request
+            tokens.append(
+                sampler.choose(row, request.sampling, request.num_tokens, request.logit_rules)
+            )
         step_ns = begun_ns, self._clock_ns()
         return Computed(plan, sampler, rows, tokens, told, step_ns, self._runner.kernel_ns)
 
