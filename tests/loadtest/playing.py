@@ -242,7 +242,7 @@ def playing(play: Play) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive()
 
