@@ -108,6 +108,56 @@ def test_chunking(
     np.testing.assert_array_equal(in_chunks(backend, model, chunk, dtype), whole)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [(559,), (0, 1, 255, 256, 300, 559), (300, 559, 300, 1), (), tuple(range(559))],
+    ids=["last", "some", "in any order", "none", "all but one"],
+)
+def test_wanted_rows(
+    rows: tuple[int, ...],
+    backend: CpuBackend,
+    model: CpuModel,
+    dtype: KVDType,
+    whole: Float32Array,
+) -> None:
+    """Rows whose logits are not wanted are left out of the last layer, but for keys and values:
+    those of a chunk are there for the next one."""
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), NUM_PAGES)
+    pages = range(NUM_PAGES)
+    batch = make_batch([(TOKENS, 0, pages)], PAGE_SIZE, logit_rows=rows)
+    np.testing.assert_array_equal(full(backend, model, kv, batch), whole[list(rows)])
+    after = make_batch([(TOKENS[559:], 559, pages)], PAGE_SIZE)
+    np.testing.assert_array_equal(full(backend, model, kv, after), whole[559:])
+
+
+def test_wanted_rows_of_some_sequences(
+    backend: CpuBackend, model: CpuModel, dtype: KVDType, whole: Float32Array
+) -> None:
+    """Decodes behind one prefix, in a group, beside chunks with and without wanted rows."""
+    kv = backend.alloc_kv(kv_layout(SPEC, PAGE_SIZE, dtype), 4 * NUM_PAGES)
+    shared, ends = range(32), (range(32, 40), range(40, 48), range(48, 56))
+    tables = [[*shared, *end] for end in ends]
+    for table in tables:
+        full(backend, model, kv, make_batch([(TOKENS[:530], 0, table)], PAGE_SIZE))
+    other = list(range(60, 100))
+    third = list(range(100, 140))
+    batch = make_batch(
+        [
+            (TOKENS[:70], 0, other),
+            *((TOKENS[530:531], 530, table) for table in tables),
+            (TOKENS[:40], 0, third),
+        ],
+        PAGE_SIZE,
+        logit_rows=[70, 71, 72, 90, 112],
+    )
+    group = replace(batch, groups=(PrefixGroup((1, 2, 3), len(shared)),))
+    expected = whole[[530, 530, 530, 17, 39]]
+    np.testing.assert_array_equal(full(backend, model, kv, batch), expected)
+    np.testing.assert_array_equal(full(backend, model, kv, group), expected)
+    mixed = replace(group, groups=(PrefixGroup((0, 1, 2, 3), len(shared)),))
+    np.testing.assert_array_equal(full(backend, model, kv, mixed), expected)
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunking_over_codes(
     chunk: int, backend: CpuBackend, model: CpuModel, whole: Float32Array

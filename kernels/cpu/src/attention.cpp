@@ -14,17 +14,18 @@ int ceil_div(int n, int d) { return (n + d - 1) / d; }
 
 }  // namespace
 
-Attention::Attention(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch)
+Attention::Attention(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
+                     int first_row)
     : plan(batch, model.spec, kv.shape.page_size),
       qkv_stride((model.spec.num_heads + 2 * model.spec.num_kv_heads) * model.spec.head_dim),
       output_stride(ceil_div(model.spec.num_heads * model.spec.head_dim, kBlock) * kBlock),
       isa_(backend.isa), model_(model), spec_(model.spec), kv_(kv), batch_(batch),
-      ws_(backend.workspace),
+      ws_(backend.workspace), first_row_(first_row),
       group_(spec_.num_heads / spec_.num_kv_heads),
       partial_stride_(kPartialHead + spec_.head_dim) {}
 
 void Attention::reserve() {
-  const size_t tokens = batch_.num_tokens;
+  const size_t tokens = first_row_ + batch_.num_tokens;
   ws_.qkv.reserve(tokens * qkv_stride);
   ws_.cosine.reserve(tokens * spec_.num_rope);
   ws_.sine.reserve(tokens * spec_.num_rope);
@@ -41,8 +42,8 @@ void Attention::reserve() {
 }
 
 void Attention::find_angles(int row) {
-  float* cosine = ws_.cosine.data() + size_t(row) * spec_.num_rope;
-  float* sine = ws_.sine.data() + size_t(row) * spec_.num_rope;
+  float* cosine = ws_.cosine.data() + size_t(first_row_ + row) * spec_.num_rope;
+  float* sine = ws_.sine.data() + size_t(first_row_ + row) * spec_.num_rope;
   for (int i = 0; i < spec_.num_rope; ++i) {
     const double angle = batch_.positions[row] * model_.rope_inv_freq[i];
     cosine[i] = float(std::cos(angle) * spec_.rope_scale);
@@ -58,8 +59,8 @@ void Attention::rotate(const float* x, const std::vector<float>& norm_weight, in
     isa_.rms_norm(x, 1, norm_weight.data(), spec_.norm_eps, dim, dim, out);
     x = out;
   }
-  const float* cosine = ws_.cosine.data() + size_t(row) * half;
-  const float* sine = ws_.sine.data() + size_t(row) * half;
+  const float* cosine = ws_.cosine.data() + size_t(first_row_ + row) * half;
+  const float* sine = ws_.sine.data() + size_t(first_row_ + row) * half;
 #pragma GCC ivdep
   for (int i = 0; i < half; ++i) {
     const float a = x[i], b = x[i + half];
@@ -74,16 +75,19 @@ void Attention::turn_query(const Layer& layer, int row, const float* q, float* o
   rotate(q, layer.q_norm, row, 1.0f / std::sqrt(float(spec_.head_dim)), out);
 }
 
-void Attention::position(int index, int first, int end) {
+void Attention::turn_queries(int index, int first, int end) {
+  for (int row = first; row < end; ++row)
+    for (int h = 0; h < spec_.num_heads; ++h)
+      turn_query(model_.layers[index], row, query(row, h), query(row, h));
+}
+
+void Attention::write(int index, int first, int end) {
   const int32_t* slots = batch_.slot_mapping;
   for (int row = first; row < end;) {
     // A pair's values lie side by side.
     const bool pair = kv_.shape.paired() && row + 1 < end && slots[row] >= 0 &&
                       slots[row] % 2 == 0 && slots[row + 1] == slots[row] + 1;
     const int rows = pair ? 2 : 1;
-    for (int r = row; r < row + rows; ++r)
-      for (int h = 0; h < spec_.num_heads; ++h)
-        turn_query(model_.layers[index], r, query(r, h), query(r, h));
     for (int h = 0; h < spec_.num_kv_heads; ++h) store(index, row, rows, h);
     row += rows;
   }
@@ -127,11 +131,10 @@ void Attention::store_pairs(const float* k, const float* v, int rows, int slot, 
   const PageShape& shape = kv_.shape;
   const int dim = shape.head_dim, lanes = shape.key_lanes();
   uint16_t row[kMaxHeadDim], next[kMaxHeadDim];
-  uint32_t pairs[kMaxHeadDim / 2];
   for (int r = 0; r < rows; ++r, k += dim) {
     isa_.to_bf16(k, dim, row);
-    std::memcpy(pairs, row, dim * sizeof *row);
-    for (int i = 0; i < dim / 2; ++i) head[size_t(i) * lanes + slot + r] = pairs[i];
+    for (int i = 0; i < dim / 2; ++i)
+      head[size_t(i) * lanes + slot + r] = row[2 * i] | uint32_t(row[2 * i + 1]) << 16;
   }
   head += shape.key_bytes() / sizeof(uint32_t) + size_t(slot / 2) * dim;
   isa_.to_bf16(v, dim, row);
@@ -189,7 +192,7 @@ void Attention::attend(int index, int number, int thread) {
     attend_all(work, tile, scratch, item.kv_head);
 }
 
-// What `position` does for many tokens, for a single one and an item's kv head.
+// What `turn_queries` and `write` do for many tokens, for a single one and an item's kv head.
 void Attention::turn(int index, const AttendItem& item, ThreadScratch& scratch) {
   for (int g = 0; g < group_; ++g) {
     float* out = scratch.turned.data() + size_t(g) * spec_.head_dim;
@@ -260,7 +263,7 @@ float* Attention::output(Inputs& out, int token, int head) const {
 }
 
 float* Attention::query(int token, int head) const {
-  return ws_.qkv.data() + size_t(token) * qkv_stride + size_t(head) * spec_.head_dim;
+  return ws_.qkv.data() + size_t(first_row_ + token) * qkv_stride + size_t(head) * spec_.head_dim;
 }
 
 }  // namespace headwater

@@ -11,7 +11,9 @@ namespace headwater {
 // Queries, keys and values of all tokens lie in Workspace::qkv, [tokens, qkv_stride].
 class Attention {
  public:
-  Attention(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch);
+  // The batch's tokens are the workspace's rows from `first_row` on.
+  Attention(Backend& backend, const Model& model, const KVPool& kv, const Batch& batch,
+            int first_row);
 
   // Reserves what it needs of the backend's workspace; no step runs.
   void reserve();
@@ -19,9 +21,12 @@ class Attention {
   // Once a step, for each token.
   void find_angles(int row);
 
-  // Rotates the queries and keys of tokens [first, end), and writes their keys and values to their
-  // slots. A single token does without: `attend` does it for its items.
-  void position(int layer, int first, int end);
+  // Rotates the queries of tokens [first, end). A single token does without this and the next:
+  // `attend` does it for its items.
+  void turn_queries(int layer, int first, int end);
+
+  // Rotates their keys, and writes them and their values to their slots.
+  void write(int layer, int first, int end);
 
   // Item `number` of the plan.
   void attend(int layer, int number, int thread);
@@ -57,6 +62,7 @@ class Attention {
   const KVPool& kv_;
   const Batch& batch_;
   Workspace& ws_;
+  const int first_row_;
   const int group_;
   const int partial_stride_;
 };

@@ -20,12 +20,21 @@ struct FetchPart {
 // pages of sequences with few new tokens are fetched, of all kv heads.
 class FetchPlan {
  public:
-  FetchPlan(const AttentionPlan& plan, const Batch& batch, const KVPool& kv, int page_size);
+  FetchPlan(const AttentionPlan& plan, const Batch& batch, const Model& model, const KVPool& kv);
+
+  // What the products of a layer fetch for the attention that follows.
+  FetchPart qkv(int layer) const;
+  FetchPart o(int layer) const;
+  FetchPart gated(int layer) const;
+  FetchPart down(int layer) const;
 
   // Item `item` of `items` of the product that fetches `part`, and has `chances` to.
   Ahead share(const FetchPart& part, int item, int items, int chances) const;
 
  private:
+  FetchPart part(int layer, double before, double own) const;
+
+  const Model& model_;
   std::vector<const uint8_t*> pages_;
   ptrdiff_t layer_bytes_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "attention.h"
@@ -12,8 +13,9 @@
 namespace headwater {
 namespace {
 
-constexpr int kChunkRows = 128;  // rows of one linear item: their activations stay in the L2 cache
-constexpr int kOutputFloats = 8192;
+// Rows of one linear item: their activations stay in the L2 cache, and kernels take six at a time.
+constexpr int kChunkRows = 132;
+constexpr int kOutputFloats = 2 * 2 * kTileRows * kChunkRows;
 constexpr int kNormRows = 4;
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -28,6 +30,13 @@ struct Product {
   bool add;
 };
 
+// Tokens that a layer computes together: all, or in the last one those whose logits are wanted.
+struct Stage {
+  int rows;
+  Attention* attention;
+  int first_row;  // in Workspace::x
+};
+
 }  // namespace
 
 class Step {
@@ -37,21 +46,29 @@ class Step {
       : backend_(backend), isa_(backend.isa), model_(model), spec_(model.spec), kv_(kv),
         numbers_(packed.numbers, packed.numbers + packed.num_numbers),
         batch_(packed, numbers_.data()), result_(result), ws_(backend.workspace),
-        attention_(backend, model, kv, batch_),
-        fetches_(attention_.plan, batch_, kv, kv.shape.page_size) {
+        attention_(backend, model, kv, batch_, 0),
+        fetches_(attention_.plan, batch_, model, kv) {
     hidden_stride_ = round_up(spec_.hidden_size, kBlock);
     inner_stride_ = round_up(spec_.intermediate_size, kBlock);
-    Works layer, head;
-    add_attention(layer);
-    add_mlp(layer);
-    add_logits(head);
+    if (NarrowBatch::narrows(batch_)) {
+      narrow_.emplace(batch_);
+      wanted_.emplace(narrow_->batch());
+      wanted_attention_.emplace(backend, model, kv, *wanted_, batch_.num_tokens);
+    }
+    const Stage all{batch_.num_tokens, &attention_, 0};
+    Works layer, last, head;
+    add_layer(layer, all);
+    if (wanted_) add_last_layer(last, all);
+    add_logits(head, wanted_ ? wanted_stage() : all);
+    const int whole_layers = spec_.num_layers - (wanted_ ? 1 : 0);
     region_ = std::make_shared<Region>(backend_.pool.threads(),
-                                       1 + spec_.num_layers * layer.size() + head.size());
+                                       1 + whole_layers * layer.size() + last.size() + head.size());
     region_->add(by_rows(batch_.num_tokens, [this](int, int first, int end, int) {
       for (int row = first; row < end; ++row) embed(row);
     }));
-    for (int l = 0; l < spec_.num_layers; ++l)
+    for (int l = 0; l < whole_layers; ++l)
       for (const auto& work : layer) region_->add(work, l);
+    for (const auto& work : last) region_->add(work, whole_layers);
     for (const auto& work : head) region_->add(work);
   }
 
@@ -74,22 +91,17 @@ class Step {
     const size_t rows = std::max(batch_.num_tokens, batch_.num_rows);
     const int widest = std::max({hidden_stride_, inner_stride_, attention_.output_stride});
     attention_.reserve();
-    ws_.x.reserve(rows * hidden_stride_);
-    reserve(ws_.inputs, rows, std::max(hidden_stride_, attention_.output_stride));
-    reserve(ws_.inner, rows, inner_stride_);
+    if (wanted_) wanted_attention_->reserve();
+    ws_.x.reserve((rows + (wanted_ ? batch_.num_rows : 0)) * hidden_stride_);
+    ws_.inputs.reserve(rows, std::max(hidden_stride_, attention_.output_stride));
+    ws_.inner.reserve(rows, inner_stride_);
     if (batch_.num_top) ws_.logits.reserve(size_t(batch_.num_rows) * spec_.vocab_size);
     for (ThreadScratch& scratch : ws_.threads) {
-      reserve(scratch.inputs, 1, widest);
+      scratch.inputs.reserve(kNormRows, widest);
       scratch.output.reserve(kOutputFloats);
       scratch.weights.reserve(size_t(widest) * kTileRows);
       scratch.best.reserve(batch_.num_top);
     }
-  }
-
-  static void reserve(Inputs& inputs, size_t rows, int cols) {
-    inputs.floats.reserve(rows * cols);
-    inputs.int8.reserve(rows * cols / kBlock);
-    inputs.int16.reserve(rows * cols / kBlock);
   }
 
   ActKind kind(const Matrix& w) const {
@@ -103,11 +115,17 @@ class Step {
     return rows == 1 ? ws_.threads[thread].inputs : ws_.inputs;
   }
 
+  float* x_row(int row) const { return ws_.x.data() + size_t(row) * hidden_stride_; }
+
   static Acts acts(const Inputs& in, ptrdiff_t stride) {
     return {in.floats.data(), stride, in.int8.data(), in.int16.data()};
   }
 
   // --- phases ---------------------------------------------------------------------------------
+
+  static void add(Works& works, Work work) {
+    works.push_back(std::make_shared<const Work>(std::move(work)));
+  }
 
   // run_rows(layer, first row, end, thread)
   template <class F>
@@ -124,8 +142,8 @@ class Step {
     if (rows == 1)
       work.prepare = [=](int layer, int thread) { run_rows(layer, 0, 1, thread); };
     else
-      works.push_back(std::make_shared<const Work>(by_rows(rows, run_rows)));
-    works.push_back(std::make_shared<const Work>(std::move(work)));
+      add(works, by_rows(rows, run_rows));
+    add(works, std::move(work));
   }
 
   // Weight tiles of one item: enough items for all threads, outputs that fit the scratch, and pairs
@@ -174,96 +192,117 @@ class Step {
     return ceil_div(tiles, 2) * w.units() * ceil_div(rows, 6);
   }
 
-  // The part of the pages of `layer` that is fetched by a product which begins after `before`
-  // weights of those since the last attention, and has `own` of them.
-  FetchPart fetch_part(int layer, double before, double own) const {
-    if (layer == spec_.num_layers || model_.layers[layer].window) return {};
-    double all = qkv_weights(layer);
-    if (layer) all += o_weights(layer - 1) + mlp_weights(layer - 1);
-    return {layer, before / all, (before + own) / all};
-  }
   static const float* bias(const std::vector<float>& b) { return b.empty() ? nullptr : b.data(); }
-  static double weights(const Matrix& w) { return double(w.rows) * w.cols; }
-  double qkv_weights(int layer) const {
-    const Layer& l = model_.layers[layer];
-    return weights(l.q) + weights(l.k) + weights(l.v);
-  }
-  double o_weights(int layer) const { return weights(model_.layers[layer].o); }
-  double mlp_weights(int layer) const { return 3 * weights(model_.layers[layer].down); }
 
-  void add_attention(Works& works) {
-    const int tokens = batch_.num_tokens, layers = spec_.num_layers;
-    add_product(
-        works, tokens,
-        [this](int layer, int first, int end, int thread) {
-          const Layer& l = model_.layers[layer];
-          norm_rows(first, end, l.attn_norm, kind(l.q) | kind(l.k) | kind(l.v), thread);
-        },
-        linear(
-            tokens, layers, hidden_stride_,
-            [this](int layer) {
-              const Layer& l = model_.layers[layer];
-              const int stride = attention_.qkv_stride, heads = spec_.num_heads;
-              return std::array{
-                  Product{&l.q, bias(l.q_bias), attention_.query(0, 0), stride, false},
-                  Product{&l.k, bias(l.k_bias), attention_.query(0, heads), stride, false},
-                  Product{&l.v, bias(l.v_bias), attention_.query(0, heads + spec_.num_kv_heads),
-                          stride, false}};
-            },
-            [this](int layer) {
-              return fetch_part(layer, layer ? o_weights(layer - 1) + mlp_weights(layer - 1) : 0,
-                                qkv_weights(layer));
-            }));
-    if (tokens > 1)
-      works.push_back(std::make_shared<const Work>(by_rows(
-          tokens, [this](int layer, int first, int end, int) {
-            attention_.position(layer, first, end);
-          })));
-    works.push_back(std::make_shared<const Work>(Work{
-        int(attention_.plan.items.size()), [this](int layer, int item, int thread) {
-          attention_.attend(layer, item, thread);
-        }}));
-    add_product(
-        works, tokens,
-        [this](int layer, int first, int end, int thread) {
-          gather(first, end, kind(model_.layers[layer].o), thread,
-                 inputs(batch_.num_tokens, thread));
-        },
-        linear(
-            tokens, layers, attention_.output_stride,
-            [this](int layer) {
-              const Layer& l = model_.layers[layer];
-              return std::array{Product{&l.o, bias(l.o_bias), ws_.x.data(), hidden_stride_, true}};
-            },
-            [this](int layer) { return fetch_part(layer + 1, 0, o_weights(layer)); }));
+  void add_layer(Works& works, const Stage& stage) {
+    add_norm_and(works, stage, &Layer::attn_norm, projections<0, 3>(stage));
+    if (stage.rows > 1)
+      add(works, by_rows(stage.rows, [stage](int layer, int first, int end, int) {
+            stage.attention->turn_queries(layer, first, end);
+            stage.attention->write(layer, first, end);
+          }));
+    add_attention(works, stage);
+    add_mlp(works, stage);
   }
 
-  void add_mlp(Works& works) {
-    const int tokens = batch_.num_tokens, layers = spec_.num_layers;
+  // Keys and values of all tokens, and the rest of the layer for those whose logits are wanted.
+  void add_last_layer(Works& works, const Stage& all) {
+    const Stage stage = wanted_stage();
+    add_norm_and(works, all, &Layer::attn_norm, projections<1, 2>(all));
+    add(works, by_rows(all.rows, [all](int layer, int first, int end, int) {
+          all.attention->write(layer, first, end);
+        }));
+    if (!stage.rows) return;
+    add(works, by_rows(stage.rows, [this, stage](int, int first, int end, int) {
+          for (int row = first; row < end; ++row) {
+            std::copy_n(x_row(batch_.logit_rows[row]), hidden_stride_,
+                        x_row(stage.first_row + row));
+            stage.attention->find_angles(row);
+          }
+        }));
+    add_norm_and(works, stage, &Layer::attn_norm, projections<0, 1>(stage));
+    if (stage.rows > 1)
+      add(works, by_rows(stage.rows, [stage](int layer, int first, int end, int) {
+            stage.attention->turn_queries(layer, first, end);
+          }));
+    add_attention(works, stage);
+    add_mlp(works, stage);
+  }
+
+  Stage wanted_stage() {
+    return {batch_.num_rows, &*wanted_attention_, batch_.num_tokens};
+  }
+
+  // A product of the layer's input or of its MLP's, after their norm.
+  void add_norm_and(Works& works, const Stage& stage, std::vector<float> Layer::* weight,
+                    Work product) {
     add_product(
-        works, tokens,
-        [this](int layer, int first, int end, int thread) {
+        works, stage.rows,
+        [this, stage, weight](int layer, int first, int end, int thread) {
           const Layer& l = model_.layers[layer];
-          norm_rows(first, end, l.mlp_norm, kind(l.gate) | kind(l.up), thread);
+          const int kinds = weight == &Layer::attn_norm ? kind(l.q) | kind(l.k) | kind(l.v)
+                                                        : kind(l.gate) | kind(l.up);
+          norm_rows(stage, first, end, l.*weight, kinds, thread);
         },
-        gated());
-    works.push_back(std::make_shared<const Work>(linear(
-        tokens, layers, inner_stride_,
-        [this](int layer) {
+        std::move(product));
+  }
+
+  // The products of so many of queries, keys and values.
+  template <int kFirst, int kCount>
+  Work projections(const Stage& stage) {
+    return linear(
+        stage.rows, spec_.num_layers, hidden_stride_,
+        [this, stage](int layer) {
+          const Layer& l = model_.layers[layer];
+          const Attention& out = *stage.attention;
+          const int stride = out.qkv_stride, heads = spec_.num_heads;
+          const Product all[] = {
+              {&l.q, bias(l.q_bias), out.query(0, 0), stride, false},
+              {&l.k, bias(l.k_bias), out.query(0, heads), stride, false},
+              {&l.v, bias(l.v_bias), out.query(0, heads + spec_.num_kv_heads), stride, false}};
+          std::array<Product, kCount> some;
+          std::copy_n(all + kFirst, kCount, some.begin());
+          return some;
+        },
+        [this](int layer) { return fetches_.qkv(layer); });
+  }
+
+  void add_attention(Works& works, const Stage& stage) {
+    Attention& attention = *stage.attention;
+    add(works,
+        {int(attention.plan.items.size()), [&attention](int layer, int item, int thread) {
+           attention.attend(layer, item, thread);
+         }});
+    add_product(
+        works, stage.rows,
+        [this, stage](int layer, int first, int end, int thread) {
+          gather(stage, first, end, kind(model_.layers[layer].o), thread);
+        },
+        linear(
+            stage.rows, spec_.num_layers, attention.output_stride,
+            [this, stage](int layer) {
+              const Layer& l = model_.layers[layer];
+              return std::array{Product{&l.o, bias(l.o_bias), x_row(stage.first_row), hidden_stride_, true}};
+            },
+            [this](int layer) { return fetches_.o(layer); }));
+  }
+
+  void add_mlp(Works& works, const Stage& stage) {
+    add_norm_and(works, stage, &Layer::mlp_norm, gated(stage));
+    add(works, linear(
+        stage.rows, spec_.num_layers, inner_stride_,
+        [this, stage](int layer) {
           return std::array{
-              Product{&model_.layers[layer].down, nullptr, ws_.x.data(), hidden_stride_, true}};
+              Product{&model_.layers[layer].down, nullptr, x_row(stage.first_row), hidden_stride_, true}};
         },
-        [this](int layer) {
-          const double o = o_weights(layer), mlp = mlp_weights(layer);
-          return fetch_part(layer + 1, o + mlp * 2 / 3, mlp / 3);
-        },
-        &ws_.inner)));
+        [this](int layer) { return fetches_.down(layer); },
+        &ws_.inner));
   }
 
   // inner = silu(gate x) * (up x), in the form that `down` wants. An item has whole blocks of it.
-  Work gated() {
+  Work gated(const Stage& stage) {
     const Matrix& shape = model_.layers[0].gate;
-    const int rows = batch_.num_tokens, tiles = shape.tiles();
+    const int rows = stage.rows, tiles = shape.tiles();
     const int per_item = round_up(tiles_per_item(tiles, rows), kBlock / kTileRows);
     const int items = ceil_div(tiles, per_item);
     const int all_items = items * ceil_div(rows, kChunkRows);
@@ -275,24 +314,22 @@ class Step {
               const int first_row = item / items * kChunkRows;
               const int num_rows = std::min(kChunkRows, rows - first_row);
               const int tile = item % items * per_item, count = std::min(per_item, tiles - tile);
-              const FetchPart part =
-                  fetch_part(layer + 1, o_weights(layer), mlp_weights(layer) * 2 / 3);
-              Ahead ahead =
-                  fetches_.share(part, item, all_items, 2 * chances(l.gate, num_rows, count));
-              gate(l, first_row, num_rows, tile, count, thread, ahead);
+              Ahead ahead = fetches_.share(fetches_.gated(layer), item, all_items,
+                                           2 * chances(l.gate, num_rows, count));
+              gate(l, inputs(rows, thread), first_row, num_rows, tile, count, thread, ahead);
             },
             nullptr, [=](int layer, int item) { weights.fetch(layer, item % items); }};
   }
 
-  void add_logits(Works& works) {
+  void add_logits(Works& works, const Stage& stage) {
     const int rows = batch_.num_rows;
     if (rows)
       add_product(
           works, rows,
-          [this](int, int first, int end, int thread) {
+          [this, stage](int, int first, int end, int thread) {
             for (int row = first; row < end; ++row)
-              norm(batch_.logit_rows[row], row, 1, model_.final_norm, kind(model_.head),
-                   inputs(batch_.num_rows, thread));
+              norm(stage, wanted_ ? row : batch_.logit_rows[row], row, 1, model_.final_norm,
+                   kind(model_.head), inputs(batch_.num_rows, thread), thread);
           },
           linear(
               rows, 1, hidden_stride_,
@@ -303,16 +340,15 @@ class Step {
               },
               [](int) { return FetchPart(); }));
     if (batch_.num_top)
-      works.push_back(std::make_shared<const Work>(
-          by_rows(rows, [this](int, int first, int end, int thread) {
+      add(works, by_rows(rows, [this](int, int first, int end, int thread) {
             for (int row = first; row < end; ++row) select(row, thread);
-          })));
+          }));
   }
 
   // --- items ----------------------------------------------------------------------------------
 
   void embed(int row) {
-    float* x = ws_.x.data() + size_t(row) * hidden_stride_;
+    float* x = x_row(row);
     isa_.unpack_row(model_.embedding, batch_.token_ids[row], x);
     std::fill(x + spec_.hidden_size, x + hidden_stride_, 0.0f);
     float* inner = ws_.inner.floats.data() + size_t(row) * inner_stride_;
@@ -328,31 +364,36 @@ class Step {
       isa_.quantise16(x, stride, blocks, out.int16.data() + block, out_stride);
   }
 
-  // The norm of `rows` rows of x as rows of a product's input.
-  void norm(int from, int to, int rows, const std::vector<float>& weight, int kinds, Inputs& out) {
-    float* y = out.floats.data() + size_t(to) * hidden_stride_;
-    isa_.rms_norm(ws_.x.data() + size_t(from) * hidden_stride_, rows, weight.data(),
+  // The norm of up to kNormRows rows of x as rows of a product's input.
+  void norm(const Stage& stage, int from, int to, int rows, const std::vector<float>& weight,
+            int kinds, Inputs& out, int thread) {
+    float* y = kinds & kActF32 ? out.floats.data() + size_t(to) * hidden_stride_
+                               : ws_.threads[thread].inputs.floats.data();
+    isa_.rms_norm(x_row(stage.first_row + from), rows, weight.data(),
                   spec_.norm_eps, hidden_stride_, spec_.hidden_size, y);
     const int blocks = hidden_stride_ / kBlock;
     quantise(y, kBlock, rows * blocks, kinds, out, size_t(to) * blocks, 1);
   }
 
   // A few rows at a time, which stay in the L1 cache between norm and quantisation.
-  void norm_rows(int first, int end, const std::vector<float>& weight, int kinds, int thread) {
+  void norm_rows(const Stage& stage, int first, int end, const std::vector<float>& weight,
+                 int kinds, int thread) {
     for (int row = first; row < end; row += kNormRows)
-      norm(row, row, std::min(kNormRows, end - row), weight, kinds,
-           inputs(batch_.num_tokens, thread));
+      norm(stage, row, row, std::min(kNormRows, end - row), weight, kinds,
+           inputs(stage.rows, thread), thread);
   }
 
-  void gather(int first, int end, int kinds, int thread, Inputs& out) {
-    const int cols = spec_.num_heads * spec_.head_dim, stride = attention_.output_stride;
+  void gather(const Stage& stage, int first, int end, int kinds, int thread) {
+    Attention& attention = *stage.attention;
+    Inputs& out = inputs(stage.rows, thread);
+    const int cols = spec_.num_heads * spec_.head_dim, stride = attention.output_stride;
     for (int row = first; row < end; ++row) {
-      attention_.merge(row, thread, out);
-      float* y = attention_.output(out, row, 0);
+      attention.merge(row, thread, out);
+      float* y = attention.output(out, row, 0);
       std::fill(y + cols, y + stride, 0.0f);
     }
     const int blocks = stride / kBlock;
-    quantise(attention_.output(out, first, 0), kBlock, (end - first) * blocks, kinds, out,
+    quantise(attention.output(out, first, 0), kBlock, (end - first) * blocks, kinds, out,
              size_t(first) * blocks, 1);
   }
 
@@ -377,10 +418,10 @@ class Step {
     }
   }
 
-  void gate(const Layer& layer, int first_row, int num_rows, int first_tile, int num_tiles,
-            int thread, Ahead& ahead) {
+  void gate(const Layer& layer, const Inputs& in, int first_row, int num_rows, int first_tile,
+            int num_tiles, int thread, Ahead& ahead) {
     ThreadScratch& scratch = ws_.threads[thread];
-    const Acts x = acts(inputs(batch_.num_tokens, thread), hidden_stride_);
+    const Acts x = acts(in, hidden_stride_);
     const int width = num_tiles * kTileRows;
     float* gate = scratch.output.data();
     float* up = gate + num_rows * width;
@@ -428,26 +469,12 @@ class Step {
   Workspace& ws_;
   Attention attention_;
   const FetchPlan fetches_;
+  std::optional<NarrowBatch> narrow_;  // where not all tokens' logits are wanted
+  std::optional<Batch> wanted_;
+  std::optional<Attention> wanted_attention_;
   int hidden_stride_ = 0, inner_stride_ = 0;
   std::shared_ptr<Region> region_;
 };
-
-Batch::Batch(const PackedBatch& packed, const int32_t* numbers)
-    : num_tokens(packed.num_tokens), num_seqs(packed.num_seqs), max_pages(packed.max_pages),
-      num_rows(packed.num_rows), num_top(packed.num_top), num_groups(packed.num_groups) {
-  const int32_t* next = numbers;
-  const auto take = [&next](size_t count) { return std::exchange(next, next + count); };
-  token_ids = take(num_tokens);
-  positions = take(num_tokens);
-  slot_mapping = take(num_tokens);
-  cu_seqlens_q = take(num_seqs + 1);
-  seq_lens = take(num_seqs);
-  logit_rows = take(num_rows);
-  page_table = take(size_t(num_seqs) * max_pages);
-  group_pages = take(num_groups);
-  group_starts = take(num_groups + 1);
-  group_sequences = next;
-}
 
 bool prepare_step(Backend& backend, const Model& model, KVPool& kv, const PackedBatch& batch,
                   const Result& result) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "batch.h"
 #include "isa.h"
 #include "memory.h"
 #include "memory_ahead.h"
@@ -25,40 +26,6 @@ struct KVPool {
   uint8_t* page(int id) const { return memory.data() + shape.page_bytes() * id; }
 };
 
-// The C ABI's batch (kernels/contract.py, ForwardBatch): its arrays lie one after another.
-struct PackedBatch {
-  int32_t num_tokens;
-  int32_t num_seqs;
-  int32_t max_pages;
-  int32_t num_rows;
-  int32_t num_top;
-  int32_t num_groups;
-  int32_t num_numbers;
-  const int32_t* numbers;
-};
-
-struct Batch {
-  // `numbers` are the packed ones, perhaps elsewhere.
-  Batch(const PackedBatch& packed, const int32_t* numbers);
-
-  int32_t num_tokens;
-  int32_t num_seqs;
-  int32_t max_pages;
-  int32_t num_rows;
-  int32_t num_top;
-  int32_t num_groups;
-  const int32_t* token_ids;        // in the order of a PackedBatch
-  const int32_t* positions;
-  const int32_t* slot_mapping;
-  const int32_t* cu_seqlens_q;
-  const int32_t* seq_lens;
-  const int32_t* logit_rows;
-  const int32_t* page_table;
-  const int32_t* group_pages;      // [num_groups], how many pages the group's sequences share
-  const int32_t* group_starts;     // [num_groups + 1], into group_sequences
-  const int32_t* group_sequences;  // prefix groups: sequences whose page tables begin alike
-};
-
 struct Result {
   float* full;  // [num_rows, vocab] where num_top is 0, else null
   int32_t* top_ids;
@@ -71,6 +38,12 @@ struct Inputs {
   Buffer<float> floats;
   Buffer<Act8> int8;
   Buffer<Act16> int16;
+
+  void reserve(size_t rows, int cols) {
+    floats.reserve(rows * cols);
+    int8.reserve(rows * cols / kBlock);
+    int16.reserve(rows * cols / kBlock);
+  }
 };
 
 // What one thread needs for an item.
