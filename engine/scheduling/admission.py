@@ -10,7 +10,6 @@ from engine.scheduling.preemption import Preemption
 from engine.scheduling.ranking import Ranking
 from engine.scheduling.request import Request
 from engine.scheduling.restoring import Restoring
-from engine.scheduling.spacing import Spacing
 from engine.scheduling.waiting_queue import WaitingQueue
 from prefix_cache.cache import PrefixCache
 from prefix_cache.in_flight import InFlight
@@ -33,7 +32,6 @@ class Admission:
     in_flight: InFlight[Request]
     preemption: Preemption
     ranking: Ranking
-    spacing: Spacing
     page_size: int
     restoring: Restoring | None = None
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
@@ -90,9 +88,7 @@ class Admission:
         room: Room,
     ) -> Request | None:
         """The first candidate that the step has room for, beside all that prefill already."""
-        prefills = [
-            r for r in running if not (r.paused or r.is_decoding or self.spacing.sits_out(r))
-        ]
+        prefills = [r for r in running if not r.paused and not r.is_decoding]
         taken = [*prefills, *admitted]
         claims = self.ranking.claims([*taken, *candidates])
         shares = self.ranking.share(claims, room.copy(), len(self.waiting) + len(prefills))
@@ -102,9 +98,7 @@ class Admission:
     def _may_start(self, request: Request) -> bool:
         if request.restore is not None and not request.restore.ended:
             return False
-        if request.paused or self.spacing.sits_out(request):
-            return False
-        return not self.follows(request)
+        return not request.paused and not self.follows(request)
 
     def _waits_for_disk(self, request: Request) -> bool:
         if self.restoring is None:

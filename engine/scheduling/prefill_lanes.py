@@ -42,7 +42,8 @@ def share(
 
     `num_waiting` prompts wait for a part, or as many as there are claims if that is more.
     """
-    filling = _Filling(claims, max(num_waiting, len(claims)), room.num_streams, room.bare_ms)
+    num_waiting = max(num_waiting, len(claims))
+    filling = _Filling(claims, num_waiting, room.num_streams, room.bare_ms, room.bare_ms)
     oldest = sorted(range(len(claims)), key=lambda index: claims[index].by_age)
     shortest = sorted(range(len(claims)), key=lambda index: claims[index].by_size)
     order = oldest
@@ -81,6 +82,7 @@ class _Filling:
     claims: Sequence[Claim]
     num_waiting: int
     num_streams: int
+    step_ms: float
     spared_ms: float
     shares: list[int] = field(init=False)
 
@@ -98,20 +100,25 @@ class _Filling:
             claim, done = self.claims[index], self.shares[index]
             rest = room.copy()
             more = rest.take(claim.past + done, claim.want - done, begun=done > 0)
-            if more and not always and not self._joins(room.ms - rest.ms):
+            ends = done + more == claim.want
+            if more and not always and not self._joins(room.ms - rest.ms, ends):
                 return
             if in_turn and not more:
                 return
             self.shares[index] += more
+            self.step_ms += room.ms - rest.ms
             room.tokens, room.ms = rest.tokens, rest.ms
 
-    def _joins(self, cost_ms: float) -> bool:
-        """Whether the step may take so much longer, once a prompt ends in it: that delays this
-        first token and the streams, and spares all who still wait a step's other costs. Few that
-        wait are so computed one after another, which ends each but the last sooner than all at
-        once, and keeps the pauses of streams short; of many, a step takes as many as pay."""
+    def _joins(self, cost_ms: float, ends: bool) -> bool:
+        """Whether the step may take so much longer, once a prompt ends in it. That delays this
+        first token; the streams not more than another step would, but unevenly: by as much as it
+        is a part of the step. If another prompt `ends` by it, all who still wait are spared a
+        step's other costs. Few that wait are so computed one after another, which ends each but
+        the last sooner than all at once, and keeps the pauses of streams short; of many, a step
+        takes as many as pay."""
         num_ending = sum(n == claim.want for n, claim in zip(self.shares, self.claims, strict=True))
         if not num_ending or math.isinf(self.spared_ms):
             return True
-        delayed_ms = (num_ending + self.num_streams) * cost_ms
-        return delayed_ms < (self.num_waiting - num_ending) * self.spared_ms
+        unevenness = cost_ms / (self.step_ms + cost_ms)
+        delayed_ms = (num_ending + self.num_streams * unevenness) * cost_ms
+        return ends and delayed_ms < (self.num_waiting - num_ending) * self.spared_ms

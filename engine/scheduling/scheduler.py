@@ -4,7 +4,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
-from engine.scheduling.admission import Admission
+from engine.scheduling.admission import MOST_PER_STEP, Admission
 from engine.scheduling.drafting import choose_drafts
 from engine.scheduling.fairness import OUTPUT_WEIGHT
 from engine.scheduling.itl_controller import ItlController, Room
@@ -54,13 +54,7 @@ class Scheduler:
         self._ranking = Ranking(controller.model, ttft_target_ms)
         self._spacing = Spacing()
         self._admission = Admission(
-            cache,
-            self._in_flight,
-            self._preemption,
-            self._ranking,
-            self._spacing,
-            page_size,
-            restoring,
+            cache, self._in_flight, self._preemption, self._ranking, page_size, restoring
         )
         self._meter = LoadMeter(controller, max_running)
         self._page_size = page_size
@@ -111,11 +105,13 @@ class Scheduler:
         room = self._controller.room(decodes)
         moving = (*decodes, *prefills)
         prompts = bool(self.waiting) or any(r.num_computed_tokens < r.prefill_end for r in moving)
+        plan = StepPlan()
+        if prompts and decodes and self._controller.is_free and len(self.waiting) <= MOST_PER_STEP:
+            plan.is_full = self._spacing.holds_back([*prefills, *self.waiting], now_ns)
+            prompts = not plan.is_full
         part = room.halve() if prompts else room
         wanted = _with_forced(decodes, part)
         drafts = self._drafts(wanted, part, prompts)
-        plan = StepPlan()
-        self._spacing.begin(now_ns, has_streams=bool(decodes))
         if prompts:
             room.take_back(part)
             wanted += self._prompts(prefills, room, plan, now_ns)
@@ -126,8 +122,7 @@ class Scheduler:
         if wanted and not plan.chunks and self.num_preemptions == num_before:
             self._unblock(wanted[0][0], plan, now_ns)
         self._controller.note(plan)
-        if self._controller.is_free:
-            self._spacing.note(plan)
+        self._spacing.note(plan)
         return plan
 
     def follow(self, plan: StepPlan) -> StepPlan | None:
@@ -164,7 +159,6 @@ class Scheduler:
         self, prefills: Sequence[Request], room: Room, plan: StepPlan, now_ns: int
     ) -> list[tuple[Request, int]]:
         """Prompts under way and those that are admitted, and how much of each the room takes."""
-        going = [request for request in prefills if not self._spacing.sits_out(request)]
         self._ranking.watch([*self.waiting.heads(), *prefills], now_ns)
         admitted = self._admission.admit(
             self.running,
@@ -172,12 +166,10 @@ class Scheduler:
             lambda request, num: self._has_place(request, num, now_ns),
             lambda: self._preempt_paused(now_ns),
         )
-        ready = [r for r in (*going, *admitted) if r.table is not None]
+        ready = [r for r in (*prefills, *admitted) if r.table is not None]
         claims = self._ranking.claims(ready)
         shares = self._ranking.share(claims, room, len(prefills) + len(self.waiting))
-        plan.is_full = len(going) < len(prefills) or any(
-            n < claim.want for n, claim in zip(shares, claims, strict=True)
-        )
+        plan.is_full = any(n < claim.want for n, claim in zip(shares, claims, strict=True))
         plan.passes_oldest = not served_oldest(claims, shares) if claims else len(self.waiting) > 0
         return list(zip(ready, shares, strict=True))
 

@@ -89,9 +89,11 @@ def test_few_short_ones_are_computed_one_after_another() -> None:
 
 
 def test_those_that_are_shorter_than_the_rest_of_a_step_are_computed_together() -> None:
-    """A token takes 2 ms: the second delays the first by as much, and is spared 10."""
-    assert share(claims(1, 1), bare_room(0, 10.0)) == [1, 1]
-    assert share(claims(1, 1), bare_room(7, 10.0)) == [1, 0]
+    """A token takes 2 ms: the second delays the first by as much, and is spared 10. Five of them
+    would make the step of the streams longer by a third."""
+    assert share(claims(1, 1), bare_room(7, 10.0)) == [1, 1]
+    assert share(claims(4, 4), bare_room(0, 10.0)) == [4, 4]
+    assert share(claims(5, 5), bare_room(7, 10.0)) == [5, 0]
 
 
 def test_of_many_a_step_takes_as_many_as_pay() -> None:

@@ -89,6 +89,50 @@ def test_tiny_prompts_of_a_crowd_share_steps() -> None:
     assert computing_ms / (simulation.now_ms - begun_ms) > 0.9
 
 
+def prompt_tokens(simulation: Simulation) -> list[int]:
+    """Of each step so far, how many tokens of chunks longer than one."""
+    lengths = [np.diff(batch.cu_seqlens_q) for batch in simulation.backend.batches]
+    return [int(each[each > 1].sum()) for each in lengths]
+
+
+def beside_a_stream() -> Simulation:
+    simulation = Simulation(MACHINE, num_pages=8192)
+    simulation.core.warm_up()
+    simulation.add(50, 5000)
+    simulation.run_for(200)
+    simulation.backend.batches.clear()
+    return simulation
+
+
+def test_between_prompts_that_came_together_the_streams_have_a_step() -> None:
+    simulation = beside_a_stream()
+    for _ in range(3):
+        simulation.add(90, 100)
+    simulation.run_for(200)
+    assert prompt_tokens(simulation)[:6] == [90, 0, 90, 0, 90, 0]
+
+
+def test_nobody_waits_that_came_at_another_time() -> None:
+    simulation = beside_a_stream()
+    simulation.add(90, 100)
+    simulation.step()
+    simulation.add(90, 100)
+    simulation.step()
+    assert prompt_tokens(simulation) == [90, 90]
+
+
+def test_nobody_sits_out_a_step_with_a_long_prompt() -> None:
+    """It would be no short one."""
+    simulation = beside_a_stream()
+    simulation.add(5000, 1)
+    simulation.run_for(100)
+    before = len(simulation.backend.batches)
+    for _ in range(3):
+        simulation.add(30, 100)
+    simulation.run_for(200)
+    assert all(prompt_tokens(simulation)[before:])
+
+
 def test_one_that_shorter_ones_pass_gets_every_other_step() -> None:
     """It could end in one step, but whenever one begins there is one that is shorter."""
     simulation = Simulation(MACHINE, num_pages=8192)
