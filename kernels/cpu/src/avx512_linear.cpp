@@ -34,6 +34,9 @@ inline void store(float* out, __m512 sum, bool add) {
   _mm512_storeu_ps(out, add ? _mm512_add_ps(_mm512_loadu_ps(out), sum) : sum);
 }
 
+// _mm_prefetch has no such hint without a flag of its own.
+inline void prefetch_for_write(const float* p) { asm volatile("prefetchw %0" ::"m"(*p)); }
+
 // Keeps the compiler from moving work across: reordered sums spill the register tile.
 inline void keep_order(__m512i& v) { asm volatile("" : "+v"(v)); }
 
@@ -161,6 +164,10 @@ void rows(const uint8_t* w, const typename Kernel::Act* acts, int blocks, float*
     x[r] = acts + size_t(r) * blocks;
     for (int n = 0; n < N; ++n) acc[r][n] = _mm512_setzero_ps();
   }
+  // The last to write them was often another core.
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) prefetch_for_write(out + r * stride + n * kTileRows);
   for (int b = 0; b < blocks; ++b, w += Kernel::bytes) {
     stream.fetch();
     if constexpr (kAhead) ahead.fetch();

@@ -340,9 +340,10 @@ class Step {
               },
               [](int) { return FetchPart(); }));
     if (batch_.num_top)
-      add(works, by_rows(rows, [this](int, int first, int end, int thread) {
-            for (int row = first; row < end; ++row) select(row, thread);
-          }));
+      // Two threads share a lone row.
+      add(works, {2 * rows, [this](int, int item, int thread) {
+                    item % 2 ? sum_logits(item / 2) : select(item / 2, thread);
+                  }});
   }
 
   // --- items ----------------------------------------------------------------------------------
@@ -448,14 +449,20 @@ class Step {
   }
 
   void select(int row, int thread) {
-    const float* logits = ws_.logits.data() + size_t(row) * spec_.vocab_size;
     Candidate* best = ws_.threads[thread].best.data();
-    isa_.select(logits, spec_.vocab_size, batch_.num_top, best);
+    isa_.select(row_logits(row), spec_.vocab_size, batch_.num_top, best);
     for (int i = 0; i < batch_.num_top; ++i) {
       result_.top_ids[size_t(row) * batch_.num_top + i] = best[i].id;
       result_.top_logits[size_t(row) * batch_.num_top + i] = best[i].logit;
     }
-    result_.logsumexp[row] = isa_.log_sum_exp(logits, spec_.vocab_size);
+  }
+
+  void sum_logits(int row) {
+    result_.logsumexp[row] = isa_.log_sum_exp(row_logits(row), spec_.vocab_size);
+  }
+
+  const float* row_logits(int row) const {
+    return ws_.logits.data() + size_t(row) * spec_.vocab_size;
   }
 
   Backend& backend_;
