@@ -190,7 +190,7 @@ def run_server(
             with contextlib.suppress(RuntimeError):  # it has ended already
                 live.stop()
     finally:
-        thread.join(timeout=30)
+        thread.join(timeout=60)
         assert not thread.is_alive(), "the server does not end"
 
 
