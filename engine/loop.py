@@ -102,7 +102,7 @@ class StepLoop:
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._waker.setblocking(False)
-        self._poll = select.poll()
+        self._poll = select.epoll()
         self._poll.register(self._wake, select.POLLIN)
         self._poll.register(self._socket, select.POLLIN)
         self._watches_room = False
@@ -145,8 +145,8 @@ class StepLoop:
                     self._core.save()
                 self._core.close()
             finally:
-                for sock in (self._socket, self._wake, self._waker):
-                    sock.close()
+                for each in (self._poll, self._socket, self._wake, self._waker):
+                    each.close()
 
     def _receive(self) -> bool:
         """Take what has arrived; blocks only when idle. False when the edge is gone."""
@@ -154,9 +154,10 @@ class StepLoop:
         if idle_ms != 0:
             self._send()
         self._watch_for_room()
-        ready = dict(self._poll.poll(idle_ms))
-        if not ready and not self._drain_asked:
+        arrived = self._poll.poll(idle_ms if idle_ms is None else idle_ms / 1e3)
+        if not arrived and not self._drain_asked:
             return True
+        ready = dict(arrived)
         if self._wake.fileno() in ready:
             self._wake.recv(64)
         if self._drain_asked and not self._ending:

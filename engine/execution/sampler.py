@@ -66,8 +66,12 @@ class Sampler:
             best = np.take_along_axis(logits.full, greedy[:, None], axis=1)[:, 0]
         else:
             assert logits.top_ids is not None and logits.logsumexp is not None
+            if logits.logsumexp.size == 1:  # a lone stream is worth two views of arrays
+                self._greedy = [logits.top_ids.item(0)]
+                self._finite = [isfinite(logits.logsumexp.item(0))]
+                return
             greedy, best = logits.top_ids[:, 0], logits.logsumexp
-        self._greedy: list[int] = greedy.tolist()
+        self._greedy = greedy.tolist()
         self._finite = [isfinite(value) for value in best.tolist()]
 
     def choose(

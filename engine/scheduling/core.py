@@ -142,6 +142,7 @@ class EngineCore:
             now_ns=self._clock_ns(),
             max_context=self._info.max_context,
             logit_rules=self._logit_rules(request, prompt),
+            end_token_ids=self._rules.end_token_ids(request.sampling),
         )
         self._live[request.id] = live
         self._scheduler.add(live)
@@ -355,10 +356,10 @@ class EngineCore:
         """Whether the step that was prepared comes next, if nothing else happens."""
         if self._following is None:
             return False
-        return all(
-            token is not None and self._rules.goes_on(chunk.request, token.token_id)
-            for chunk, token in zip(done.plan.chunks, done.tokens, strict=True)
-        )
+        for chunk, token in zip(done.plan.chunks, done.tokens, strict=True):
+            if token is None or token.token_id in chunk.request.end_token_ids:
+                return False
+        return True
 
     def _tell(self, done: Computed) -> list[EngineEvent]:
         """What a step means for its requests: their events."""

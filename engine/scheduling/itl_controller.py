@@ -44,6 +44,9 @@ _MARGIN_RANGE: Final = (0.9, 2.0)
 _FIRST_MARGIN: Final = 1.1
 _MARGIN_MEMORY: Final = 128
 _REMEMBERED: Final = 512
+_LEARN_MS: Final = 5.0
+"""Short steps of streams alone are all alike: one is learned from as soon as those since the last
+took so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,7 @@ class ItlController:
         self._page_size = page_size
         self.num_floor_steps = 0
         self._is_long = False
+        self._unlearned_ms = _LEARN_MS
         self._passes_oldest = False
         self._num_since_long = LONG_EVERY
         self._may_be_late = 1.0
@@ -225,18 +229,23 @@ class ItlController:
 
     def learn(self, plan: StepPlan, took_ms: float) -> None:
         """A step of this plan took `took_ms`, from the last one's tokens on."""
-        work = StepWork.of(plan.chunks)
         lengths = [c.end - c.start for c in plan.chunks if c.start < c.request.prefill_end]
-        predicted_ms = self.model.predict(work)
-        self.model.learn(work, took_ms)
+        tells = bool(lengths) or plan.passes_oldest
+        ratio = 1.0
+        if tells or self._unlearned_ms >= _LEARN_MS or self.model.is_changing:
+            work = StepWork.of(plan.chunks)
+            ratio = took_ms / self.model.predict(work)
+            self.model.learn(work, took_ms)
+            self._unlearned_ms = 0.0
+        self._unlearned_ms += took_ms
         self._chunks.extend(lengths)
         if len(lengths) == len(plan.chunks):
             return
         self._gaps_ms.append(took_ms)
         owed = self._may_be_late + LATE_SHARE - (took_ms > self.target_ms)
         self._may_be_late = min(max(owed, -_MOST_OWED), _MOST_OWED)
-        if (lengths or plan.passes_oldest) and not self.model.is_changing:
-            self._late_by.add(took_ms / predicted_ms)
+        if tells and not self.model.is_changing:
+            self._late_by.add(ratio)
 
     def learn_span(self, start: int, end: int, took_ms: float, rows: int) -> None:
         """A step of tokens [start, end) of one sequence, with logits of the last `rows`, took so

@@ -9,7 +9,7 @@ from engine.execution.sampler import SampledToken, Sampler
 from engine.scheduling.request import Request
 from engine.scheduling.step_plan import ScheduledChunk
 from engine.text import Vocabulary
-from engine.types import FinishReason, TokenLogprobs
+from engine.types import FinishReason, SamplingParams, TokenLogprobs
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -52,20 +52,14 @@ class OutputRules:
         request.append(token_id)
         return self._judge(request, token_id)
 
-    def goes_on(self, request: Request, token_id: int) -> bool:
-        """Whether this token, if it comes next, surely neither ends the request nor uses up its
-        credit. Changes nothing."""
-        sampling = request.sampling
-        return (
-            request.credits > 1
-            and request.num_output_tokens + 1 < request.max_new_tokens
-            and not sampling.stop
-            and token_id not in sampling.stop_token_ids
-            and (sampling.ignore_eos or token_id not in self.eos_token_ids)
-        )
+    def end_token_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        """The tokens that end such a request."""
+        eos = () if sampling.ignore_eos else self.eos_token_ids
+        return frozenset((*sampling.stop_token_ids, *eos))
 
     def said(self, request: Request, token_id: int) -> Said:
-        """Of a token that `goes_on` and was appended already, the only one of its step."""
+        """Of a token that did not end its request and was appended already, the only one of its
+        step."""
         outcome = self._judge(request, token_id)
         return Said([token_id], outcome.text, (), outcome, request.num_tokens - 1, 0, 0)
 

@@ -82,6 +82,7 @@ class Request:
         "credits",
         "deadline_ns",
         "donor",
+        "end_token_ids",
         "explanation",
         "id",
         "keep",
@@ -128,6 +129,7 @@ class Request:
         now_ns: int,
         max_context: int,
         logit_rules: LogitRules | None = None,
+        end_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.id = request.id
         self.sampling: SamplingParams = request.sampling
@@ -149,6 +151,7 @@ class Request:
         self.donor = ""
         self.num_scored = prompt.size - 1 if self.sampling.prompt_logprobs is None else 0
         self.logit_rules = logit_rules
+        self.end_token_ids = end_token_ids
         self.num_matched_tokens = 0
         self.num_passed_tokens = 0
         self.num_preemptions = 0

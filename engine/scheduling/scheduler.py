@@ -3,6 +3,7 @@
 from bisect import insort
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
+from typing import Final
 
 from engine.scheduling.admission import MOST_PER_STEP, Admission
 from engine.scheduling.drafting import choose_drafts
@@ -20,6 +21,9 @@ from engine.scheduling.waiting_queue import WaitingQueue
 from engine.stats import EngineLoad, SchedulingStats
 from prefix_cache.cache import PageCopy, PrefixCache
 from prefix_cache.in_flight import InFlight
+
+_LOAD_EVERY: Final = 8
+"""While streams just go on, their load is worked out in one of so many steps."""
 
 
 class Scheduler:
@@ -63,6 +67,8 @@ class Scheduler:
         self._deadlines: list[Request] = []
         self._restoring = restoring
         self._speculation = speculation
+        self._load: EngineLoad | None = None
+        self._load_age = 0
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -97,6 +103,7 @@ class Scheduler:
 
         Everything planned must be answered by `complete` or `finish`.
         """
+        self._forget_load()
         decodes: list[Request] = []
         prefills: list[Request] = []
         for request in self.running:
@@ -154,6 +161,12 @@ class Scheduler:
     def go_on(self, plan: StepPlan) -> None:
         """The plan of `follow` is computed."""
         self._controller.note(plan)
+        self._load_age += 1
+        if self._load_age == _LOAD_EVERY:
+            self._forget_load()
+
+    def _forget_load(self) -> None:
+        self._load, self._load_age = None, 0
 
     def _prompts(
         self, prefills: Sequence[Request], room: Room, plan: StepPlan, now_ns: int
@@ -206,8 +219,12 @@ class Scheduler:
 
     @property
     def load(self) -> EngineLoad:
-        """What a request that comes now has to reckon with."""
-        return self._meter.load(self.running)
+        """What a request that comes now has to reckon with; while the same streams just go on, it
+        is a few steps old."""
+        load = self._load
+        if load is None or not self._load_age:
+            self._load = load = self._meter.load(self.running)
+        return load
 
     def stats(self, now_ns: int) -> SchedulingStats:
         """How the promises are kept."""
@@ -223,12 +240,13 @@ class Scheduler:
             oldest_waiting_ms=(now_ns - oldest_ns) / 1e6,
             waiting_tokens=self.waiting.num_tokens,
             num_floor_steps=controller.num_floor_steps,
-            load=self.load,
+            load=self._meter.load(self.running),
         )
 
     def finish(self, request: Request, *, keep_tail: bool) -> None:
         """Take the request out and release its pages. With `keep_tail` its last, partly filled
         page stays cached too; else only what `complete` has published."""
+        self._forget_load()
         running = request.status is RequestStatus.RUNNING
         (self.running if running else self.waiting).remove(request)
         self._ranking.fairness.leave(request.tenant)

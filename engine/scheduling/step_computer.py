@@ -1,9 +1,10 @@
 """A plan's step: its chunks become a batch, its rows of logits tokens."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+
+import msgspec
 
 from engine.execution.forward_batch import SequenceChunk
 from engine.execution.runner import ModelRunner
@@ -14,8 +15,7 @@ from engine.types import PromptLogprobs
 from kernels.contract import StepLogits
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(msgspec.Struct, frozen=True):
     """What came out of the step of a plan. Of each chunk that is sampled from, in order: its first
     row in the `sampler`, and the token from there, None where the row is not finite. `told` is what
     the scored positions say, by request. `step_ns` is when it began and ended, `kernel_ns` how long

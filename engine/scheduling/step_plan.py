@@ -33,7 +33,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True):
 
     @property
     def is_followed(self) -> bool:
-        """Whether, if its request goes on, another single token of it comes next."""
+        """Whether, if its token is none that ends the request, another single one comes next."""
         request = self.request
         return (
             self.wants_logits
@@ -43,6 +43,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True):
             and request.credits > 1
             and not self.scored
             and not self.drafts
+            and not request.sampling.stop
             and request.logit_rules is None
             and request.sampling.logprobs is None
         )

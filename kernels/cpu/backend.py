@@ -105,7 +105,7 @@ class CpuBackend:
         self._isa = self._library.hw_isa(address).decode()
         self._read = _Memory()
         self._tokens = _Memory()
-        self._next: tuple[ForwardBatch, CpuModel, CpuKVPool, StepLogits] | None = None
+        self._next: tuple[ForwardBatch, CpuModel, CpuKVPool, StepLogits, Int32Array] | None = None
 
     @property
     def numeric_mode(self) -> str:
@@ -210,7 +210,7 @@ class CpuBackend:
             raise ContractError("the batch is outside the contract")
         if status:
             raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
-        self._next = batch, model, kv, logits
+        self._next = batch, model, kv, logits, self._tokens.take(batch.token_ids.size)
 
     def step(
         self,
@@ -228,22 +228,19 @@ class CpuBackend:
             meanwhile()
             return _logits(batch.logit_rows.size, batch.num_top, model.spec.vocab_size)[0]
         self._next = None
-        self._start(batch, model.spec)
+        _, _, _, logits, tokens = prepared
+        tokens[:] = batch.token_ids
+        status = self._library.hw_start(self._handle.address, self._tokens.address)
+        if status == library.INVALID:
+            size = model.spec.vocab_size
+            raise ContractError(f"token_ids has an id outside the vocabulary of {size}")
+        if status:
+            raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
         try:
             meanwhile()
         finally:
             self._library.hw_finish(self._handle.address)
-        return prepared[3]
-
-    def _start(self, batch: ForwardBatch, spec: DecoderSpec) -> None:
-        """Begin the prepared step."""
-        tokens = self._tokens.take(batch.token_ids.size)
-        tokens[:] = batch.token_ids
-        status = self._library.hw_start(self._handle.address, self._tokens.address)
-        if status == library.INVALID:
-            raise ContractError(f"token_ids has an id outside the vocabulary of {spec.vocab_size}")
-        if status:
-            raise MemoryError(f"no memory for a step of {batch.token_ids.size} tokens")
+        return logits
 
     def read_memory(self, data: NDArray[np.uint8]) -> int:
         """Read a contiguous array once with all threads, for measurements; returns a sum."""

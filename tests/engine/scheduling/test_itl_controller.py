@@ -298,3 +298,48 @@ def test_a_machine_that_changes_under_load(factor: float) -> None:
     run.run_for(3000)
     gaps = gaps_since(run, [f"r{i}" for i in range(4)], begun_ns)
     assert np.percentile(gaps, 95) <= 1.15 * target_ms
+
+
+@pytest.mark.parametrize(("took_ms", "learned"), [(1.0, 20), (2.5, 50), (5.0, 100), (12.0, 100)])
+def test_of_short_steps_of_streams_alone_one_in_a_while_is_learned_from(
+    took_ms: float, learned: int
+) -> None:
+    """But each that has a prompt in it."""
+    controller = ItlController(token_budget=512, fixed_chunk=0, page_size=16, itl_target_ms=0.0)
+    stream: Any = SimpleNamespace(num_tokens=1601, prefill_end=1000)
+    prompt: Any = SimpleNamespace(num_tokens=9000, prefill_end=9000)
+    alone = StepPlan([ScheduledChunk(stream, 1600, 1601, 1600, (), True)])
+    both = StepPlan([*alone.chunks, ScheduledChunk(prompt, 5000, 5010, 5000, (), False)])
+    for _ in range(50):  # the pace is found
+        controller.learn(both, took_ms)
+    num_before = controller.model.num_steps
+    for _ in range(100):
+        controller.learn(alone, took_ms)
+    assert controller.model.num_steps - num_before == pytest.approx(learned, abs=6)
+    num_before = controller.model.num_steps
+    for _ in range(10):
+        controller.learn(both, took_ms)
+    assert controller.model.num_steps - num_before == 10
+
+
+def test_the_load_is_at_most_a_few_steps_old_and_never_while_anything_happens() -> None:
+    run = with_streams(3, itl_target_ms=0.0)
+
+    def lags_ms() -> float:
+        """By how much the longest wait for a place is told as longer than it is."""
+        now = run.core.stats().scheduling.load
+        return (run.core.load.place_waits_s[-1] - now.place_waits_s[-1]) * 1e3
+
+    lags = []
+    for _ in range(40):
+        run.step()
+        lags.append(lags_ms())
+    assert 0 < max(lags) <= 8 * 1.5 * LONE_ITL_MS
+    assert sum(lag == 0 for lag in lags) >= 40 / 8
+    run.add(100, 2)
+    while len(run.core._live) > 3:
+        run.step()
+        assert not lags_ms()
+    run.core.abort("r0")
+    run.step()
+    assert run.core.stats().scheduling.load == run.core.load
