@@ -13,6 +13,7 @@ from pathlib import Path
 
 from loadtest.examples.promises import beside, overload, short
 from loadtest.examples.promises.figures import Sheet
+from loadtest.slices import take_short_slices
 
 PARTS = ("beside", "short", "overload")
 
@@ -49,4 +50,5 @@ async def _measure(part: str, sheet: Sheet, quick: bool, folder: Path | None) ->
 
 
 if __name__ == "__main__":
+    take_short_slices()
     raise SystemExit(main())
