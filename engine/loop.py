@@ -273,11 +273,10 @@ class StepLoop:
     def _step(self) -> None:
         """What it says is sent while the next one computes, or at once if there is nothing more
         to compute."""
-        if not self._core.has_work and not 0 < self._core.wake_ns <= time.monotonic_ns():
-            return
-        events = self._core.step(self._send)
-        self._unread.append(events)
-        if self._ending:
+        if self._core.has_work or 0 < self._core.wake_ns <= time.monotonic_ns():
+            events = self._core.step(self._send)  # what is unread meanwhile is read there
+            self._unread.append(events)
+        if self._ending:  # its last end may be among what is unread, and nothing more may come
             self._read()
 
     def _read(self) -> None:

@@ -77,6 +77,8 @@ CLOSE_S = 5.0
 """How long an engine may take to end after it was asked to, before it is killed."""
 ABORT_S = 2.0
 """The same for one that drained, and whose grace is over: its requests wait for their ends."""
+KILLED_S = 5.0
+"""How long the end of a killed engine may take to be seen; then it counts as ended."""
 ANSWER_S = 1.5
 """How long a question to the engine may wait for the step under way."""
 AUDIT_S = 60.0
@@ -306,7 +308,7 @@ class EngineClient:
             self.abort(request_id)
         if not await self.wait_ended(ABORT_S):
             self.kill(SHUTTING_DOWN)
-            await asyncio.wait([self._ended])
+            await self._wait_killed()
 
     async def close(self) -> None:
         """See `Engine.close`. Cancelled, it kills the engine at once."""
@@ -316,10 +318,18 @@ class EngineClient:
             await asyncio.wait([self._ended], timeout=CLOSE_S)
             if not self._ended.done():
                 self._peer.kill()
-                await asyncio.wait([self._ended])
+                await self._wait_killed()
         except asyncio.CancelledError:
             self._peer.kill()
             raise
+
+    async def _wait_killed(self) -> None:
+        """Wait for the end of an engine that was killed; no longer than a sane machine needs, as
+        every way out of the server leads through here."""
+        if not await self.wait_ended(KILLED_S):
+            _log.error("the engine was killed and has not ended %g s later", KILLED_S)
+            self._loop.remove_reader(self._socket)
+            self._on_end("the engine was killed and its end was not seen")
 
     async def _ask(self, ask: Callable[[int], Ask], timeout_s: float = ANSWER_S) -> Reply:
         if self._ended.done():
@@ -362,24 +372,30 @@ class EngineClient:
             self._loop.remove_writer(self._socket)
 
     def _on_readable(self) -> None:
-        """Deliver what has come; at the end, learn how the engine ended."""
-        try:
-            payloads = self._reader.receive(self._socket)
-        except BlockingIOError:
-            return
-        except OSError:  # the socket broke
-            payloads = None
-        self._heard_ns = time.monotonic_ns()
-        try:
-            for payload in payloads or ():
-                self._deliver(decode_from_engine(payload))
-        except (FrameError, msgspec.MsgspecError):
-            _log.exception("the engine's messages cannot be read")
-            self._peer.kill()
-            payloads = None
-        if payloads is None:
-            self._loop.remove_reader(self._socket)
-            self._reaping = self._loop.create_task(self._reap())
+        """Deliver all that has come; at the end, learn how the engine ended.
+
+        All: an engine that ends with something of ours unread leaves an error on the socket, and
+        of that uvloop tells once and then watches no more. Whoever leaves the end unread misses it.
+        """
+        ended = False
+        while not ended:
+            try:
+                payloads = self._reader.receive(self._socket)
+            except BlockingIOError:
+                return
+            except OSError:  # the socket broke
+                payloads = None
+            self._heard_ns = time.monotonic_ns()
+            try:
+                for payload in payloads or ():
+                    self._deliver(decode_from_engine(payload))
+            except (FrameError, msgspec.MsgspecError):
+                _log.exception("the engine's messages cannot be read")
+                self._peer.kill()
+                payloads = None
+            ended = payloads is None
+        self._loop.remove_reader(self._socket)
+        self._reaping = self._loop.create_task(self._reap())
 
     async def _reap(self) -> None:
         self._on_end(await asyncio.to_thread(self._peer.reap, CLOSE_S))
@@ -413,6 +429,8 @@ class EngineClient:
                     self._started.set_exception(EngineError(sentence))
 
     def _on_end(self, reason: str) -> None:
+        if self._ended.done():
+            return
         reason = self._end_reason or reason
         if self._has_started and not self._closing:
             reason = self._last_words(reason)

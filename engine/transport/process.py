@@ -1,6 +1,7 @@
 """An engine in a process of its own."""
 
 import contextlib
+import logging
 import signal
 import socket
 import subprocess
@@ -18,6 +19,10 @@ from engine.wire.messages import BEGIN, WIRE, Hello, encode
 
 LOAD_LIMIT_S: Final = 120.0
 """How long an engine may load its model before it counts as hung."""
+END_S: Final = 5.0
+"""How long a killed process may take to end before nobody waits for it any more."""
+
+_log = logging.getLogger(__name__)
 
 
 class ProcessPeer:
@@ -39,7 +44,10 @@ class ProcessPeer:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            code = self._process.wait()
+            try:
+                code = self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                return "the engine process was killed and has not ended"
         if code < 0:
             return f"the engine process was killed by {signal.Signals(-code).name}"
         return f"the engine process ended with exit code {code}"
@@ -84,7 +92,10 @@ class SpareProcess:
         """End one that never began."""
         self._socket.close()
         self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            _log.error("a spare engine was killed and has not ended %g s later", END_S)
 
 
 async def start_process_engine(
