@@ -90,6 +90,6 @@ class LoadMeter:
         return min(max(expected - said, expected / 8), most - said)
 
     def _rate(self) -> float:
-        if self._seconds:
+        if self._tokens:
             return self._tokens / self._seconds
         return 1e3 / self._controller.model.token_ms if self._controller.model.num_steps else 0.0

@@ -114,8 +114,7 @@ class Scheduler:
         prompts = bool(self.waiting) or any(r.num_computed_tokens < r.prefill_end for r in moving)
         plan = StepPlan()
         if prompts and decodes and self._controller.is_free and len(self.waiting) <= MOST_PER_STEP:
-            plan.is_full = self._spacing.holds_back([*prefills, *self.waiting], now_ns)
-            prompts = not plan.is_full
+            prompts = not self._spacing.holds_back([*prefills, *self.waiting], now_ns)
         part = room.halve() if prompts else room
         wanted = _with_forced(decodes, part)
         drafts = self._drafts(wanted, part, prompts)
