@@ -25,6 +25,7 @@ from service.access.keys import KeyFile, KeyFileError, hash_key, key_entry, new_
 from service.app import create_app
 from service.command_line import NewKey, PlanModel, parse_command
 from service.config import Settings, SettingsError
+from service.last_resort import LastResort
 from service.memory import give_back_freed_memory
 from service.prewarm import PrewarmError, warm_from_file
 from service.server import Server, bind
@@ -111,7 +112,8 @@ async def _serve(settings: Settings, started_s: float) -> None:
             server.handle_signals()
             gc.freeze()  # what lives as long as the server need not be scanned again and again
             lost = asyncio.create_task(_end_with_engine(engine, server))
-            await server.serve(sock, _ready(settings, sock, started_s))
+            ready = _ready(settings, sock, started_s)
+            await server.serve(sock, ready, LastResort().end_within)
             for export, task in zip(exports, exporting, strict=True):
                 task.cancel()
                 await export.end()

@@ -26,10 +26,18 @@ CLOSE_S = 5
 """How long connections may take to end once nothing runs for them any more; then they are cut."""
 HURRY_S = 1.0
 """The same once a second signal has said that there is no time."""
+LAST_S = 60.0
+"""After the grace, all that has a bound of its own on the way out takes less; so long at most."""
+LAST_HURRY_S = 30.0
+"""The same after a second signal."""
 ONE_SIGNAL_S = 0.5
 """Signals closer than this are one: wrappers pass on what the whole process group got anyway."""
 
 log = logging.getLogger(__name__)
+
+
+def _need_not_know(within_s: float) -> None:
+    """An `on_stopping` for those who see to their end themselves."""
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -61,10 +69,18 @@ class Server:
         self._uvicorn = _Uvicorn(_config(app, settings, self.connections))
         self._signalled_s = -math.inf
         self._stopping: asyncio.Task[None] | None = None
+        self._on_stopping: Callable[[float], None] = _need_not_know
 
-    async def serve(self, sock: socket.socket, on_ready: Callable[[], None]) -> None:
+    async def serve(
+        self,
+        sock: socket.socket,
+        on_ready: Callable[[], None],
+        on_stopping: Callable[[float], None] = _need_not_know,
+    ) -> None:
         """Call `on_ready` when connections are taken; return when all has ended. The engine stays
-        the caller's to close. Raises OSError if the socket cannot listen."""
+        the caller's to close. `on_stopping` is told at each `stop` within how many seconds a sane
+        process has ended. Raises OSError if the socket cannot listen."""
+        self._on_stopping = on_stopping
         self._uvicorn.on_ready = on_ready
         await self._uvicorn.serve([sock])
 
@@ -84,9 +100,11 @@ class Server:
         """Refuse new requests, let running ones end within the grace, then end. Called again,
         abort the running ones now: each still gets its terminal event."""
         if self._stopping is None:
+            self._on_stopping(self._drain_s + LAST_S)
             log.info("draining: running requests have %.0f s to finish", self._drain_s)
             self._stopping = asyncio.get_running_loop().create_task(self._drain(self._drain_s))
         elif not self._uvicorn.should_exit:
+            self._on_stopping(LAST_HURRY_S)
             log.info("aborting the running requests")
             self._stopping.cancel()
             self._stopping = asyncio.get_running_loop().create_task(self._drain(0.0, HURRY_S))
@@ -98,6 +116,8 @@ class Server:
             # From here on clients have only to take what is written; some never will.
             asyncio.get_running_loop().call_later(close_s, self.connections.end)
             await asyncio.wait([sockets], timeout=2 * CLOSE_S)
+        except Exception:
+            log.exception("the drain failed: what runs is cut")
         finally:
             sockets.cancel()
         self._uvicorn.should_exit = True

@@ -11,7 +11,7 @@ import msgspec
 
 from engine.api import EngineError, EngineHealth
 from engine.stats import EngineStats, PoolStats
-from engine.transport.client import EngineClient
+from engine.transport.client import SHUTTING_DOWN, EngineClient
 from engine.transport.process import LOAD_LIMIT_S, SpareProcess
 from engine.transport.stream import EventStream
 from engine.types import (
@@ -100,7 +100,10 @@ class EngineSupervisor:
         state, reason = health.state, health.reason
         if self._given_up.done():
             state, reason = "ended", self._given_up.result()
-        elif not self._closing and state != "running":
+        elif self._closing:
+            if state == "running":  # the engine is told in a moment
+                state, reason = "draining", SHUTTING_DOWN
+        elif state != "running":
             state = "restarting"
         return msgspec.structs.replace(
             health, state=state, reason=reason, num_restarts=self._num_restarts

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 FOLDER_VARIABLE = "TEST_FAULTS"
+ALL_TASKS = "these were all tasks"
+"""What ends the list of tasks that SIGUSR1 brings into the server's log."""
 
 Fault: TypeAlias = Literal["raise", "nan", "hang", "tokenizer", "stall", "kill"]
 

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from engine.scripted import ScriptFile
-from tests.faults.control import FOLDER_VARIABLE
+from tests.faults.control import ALL_TASKS, FOLDER_VARIABLE
 
 ROOT = Path(__file__).parent.parent.parent
 READY = re.compile(r"ready on (http://\S+:\d+) ")
@@ -91,9 +91,21 @@ class FaultyServer:
         return counts
 
     def wait_end(self, timeout_s: float = 30) -> Ended:
-        """Its end, which something else brings about."""
-        code = self.process.wait(timeout_s)
+        """Its end, which something else brings about. One that does not come in time is brought
+        about, and the test fails with what the server's tasks and threads wait for."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the server does not end:\n{self._last_words()}") from None
         return Ended(code, self.log)
+
+    def _last_words(self) -> str:
+        self.process.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(AssertionError):  # its event loop may hang
+            until(lambda: ALL_TASKS in self.log, 5)
+        self.process.send_signal(signal.SIGABRT)
+        self.process.wait()
+        return self.log
 
 
 def until(condition: Callable[[], bool], within_s: float = 30.0) -> float:
@@ -140,7 +152,12 @@ def start(
         process = subprocess.Popen(
             [*command, *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), FOLDER_VARIABLE: str(folder)},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYTHONFAULTHANDLER": "1",
+                FOLDER_VARIABLE: str(folder),
+            },
             stdout=log,
             stderr=log,
         )
@@ -176,7 +193,7 @@ def serving(
     finally:
         server.process.send_signal(signal.SIGTERM)
         try:
-            code = server.process.wait(30)
+            code = server.wait_end().code
         finally:
             server.process.kill()
     if running:

@@ -1,7 +1,10 @@
 """`python -m tests.faults.serve serve ...`: the server, with parts that fail when asked."""
 
+import asyncio
 import json
 import os
+import signal
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -22,7 +25,7 @@ from service.__main__ import main
 from service.app import App, create_app
 from service.services import Services
 from service.transport.http import send_json
-from tests.faults.control import FOLDER_VARIABLE, take
+from tests.faults.control import ALL_TASKS, FOLDER_VARIABLE, take
 
 STALL_S = 1.0
 
@@ -93,7 +96,15 @@ def load_failing_text(path: Path) -> TextAssets:
 
 
 def create_watched_app(services: Services) -> WatchedApp:
-    """`create_app`, wrapped."""
+    """`create_app`, wrapped, in a process that can be asked what it waits for."""
+    loop = asyncio.get_running_loop()
+
+    def tell_tasks() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.print_stack(file=sys.stderr)
+        sys.stderr.write(f"{ALL_TASKS}\n")
+
+    loop.add_signal_handler(signal.SIGUSR1, tell_tasks)
     return WatchedApp(create_app(services), services.engine)
 
 

@@ -120,6 +120,8 @@ class LiveServer:
     server: Server
     engine: Engine
     clock: Clock
+    bounds: list[float]
+    """Within how many seconds it has to have ended, as it was said at each stop."""
 
     @property
     def url(self) -> str:
@@ -219,9 +221,10 @@ async def _serve(
         port = sock.getsockname()[1]
         http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
         loop = asyncio.get_running_loop()
-        live = LiveServer(port, http, records.finished, loop, server, engine, clock)
+        bounds: list[float] = []
+        live = LiveServer(port, http, records.finished, loop, server, engine, clock, bounds)
         try:
-            await server.serve(sock, lambda: started.set_result(live))
+            await server.serve(sock, lambda: started.set_result(live), bounds.append)
         finally:
             await engine.close()
     except BaseException as error:

@@ -4,9 +4,11 @@ import json
 import threading
 
 import httpx
+import pytest
 
 from engine.scripted import Script, ScriptStep, text_script
 from engine.types import FinishReason
+from service.server import LAST_HURRY_S, LAST_S
 from tests.service.calls import CHAT, body, data_of, joined
 from tests.service.conftest import LiveServer, held, run_server
 from tests.service.raw import chat_request, connected, read_to_end, read_until, unchunked
@@ -90,3 +92,29 @@ def test_an_idle_server_ends_at_once() -> None:
         assert server.http.get("/health").status_code == 200
         server.stop()
     assert not server.engine.alive
+
+
+def test_each_stop_says_within_what_time_a_sane_server_has_ended() -> None:
+    with run_server(Script(finish=None)) as server, connected(server) as sock:
+        sock.sendall(chat_request(body(stream=True)))
+        while server.pool()["running"] != 1:
+            pass
+        assert server.bounds == []
+        server.stop()
+        wait_until_draining(server)
+        server.stop()
+        read_to_end(sock)
+    assert server.bounds[:2] == [5.0 + LAST_S, LAST_HURRY_S]
+
+
+def test_a_drain_that_fails_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody would hear of it otherwise, and nothing else would end the server."""
+
+    async def fail(grace_s: float) -> None:
+        raise RuntimeError("injected")
+
+    with run_server(text_script("x")) as server:
+        monkeypatch.setattr(server.engine, "drain", fail)
+    assert "the drain failed" in caplog.text
