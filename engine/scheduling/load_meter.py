@@ -78,8 +78,22 @@ class LoadMeter:
         by number, and by the target for the time between tokens."""
         if not moving:
             return self._max_running
-        num_keys = sum(r.num_tokens + self._left(r) for r in moving) / len(moving)
+        return self._most(sum(map(self._keys, moving)) / len(moving))
+
+    def has_place(self, new: Request, moving: Sequence[Request], num_admitted: int) -> bool:
+        """Whether one more may run beside these and so many others like it: a short one beside a
+        long one, where there would be none for two long ones."""
+        num_new = num_admitted + 1
+        num = len(moving) + num_new
+        num_keys = sum(map(self._keys, moving)) + num_new * self._keys(new)
+        return num <= self._most(num_keys / num)
+
+    def _most(self, num_keys: float) -> int:
         return min(self._max_running, self._controller.most_streams(int(num_keys)))
+
+    def _keys(self, request: Request) -> float:
+        """Tokens it is expected to have at its end."""
+        return request.num_tokens + self._left(request)
 
     def _left(self, request: Request) -> float:
         """Tokens it is expected to say yet: as others did, as far as it may; one that has said

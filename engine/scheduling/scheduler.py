@@ -263,7 +263,7 @@ class Scheduler:
             if not self._preempt_paused(now_ns):
                 return False
         moving = [request for request in self.running if not request.paused]
-        if len(moving) + num_admitted < self._meter.most_running(moving):
+        if self._meter.has_place(request, moving, num_admitted):
             return True
         return not num_admitted and request.is_brief and not any(r.is_brief for r in moving)
 

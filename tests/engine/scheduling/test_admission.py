@@ -32,6 +32,19 @@ def test_a_short_prompt_does_not_queue_behind_long_ones() -> None:
     assert ttft_ms(20) < 3 * ttft_ms(0)
 
 
+def test_nor_behind_one_beside_which_the_target_has_no_place_for_another_like_it() -> None:
+    """A place is what a stream will cost, not what the long one will."""
+    run = Simulation(itl_target_ms=10.0)
+    run.core.warm_up()
+    long = run.add(6000, 60)
+    for _ in range(20):
+        run.step()
+    short = [run.add(30, 60) for _ in range(2)]
+    run.run()
+    assert all(run.lives[name].ttft_ms < 150 for name in short)
+    assert run.lives[long].finished
+
+
 def test_nor_behind_one_whose_promise_is_lost() -> None:
     run = Simulation(ttft_target_ms=300.0)
     long = run.add(6000, 1)
