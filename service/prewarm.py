@@ -4,13 +4,13 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
-from anyio import to_thread
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -93,8 +93,7 @@ async def read_prompt(
     Raises ApiError."""
     if body.model is not None:
         services.card.require(body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise invalid("prompt", "Give either 'prompt' or 'messages'.")
+    _require_one(body)
     if body.prompt is None:
         conversation = decode_conversation(body)
         if as_prefix and conversation.messages[-1].role not in ("user", "tool"):
@@ -107,6 +106,11 @@ async def read_prompt(
         if not 0 <= token_id < size:
             raise invalid(f"prompt[{index}]", f"Token ids are 0 to {size - 1} in this model.")
     return Conversation(()), np.array(body.prompt, dtype=np.int32)
+
+
+def _require_one(body: PromptBody) -> None:
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "Give either 'prompt' or 'messages'.")
 
 
 async def warm(
@@ -140,30 +144,57 @@ async def warm(
     return end
 
 
-async def warm_from_file(services: Services, path: Path, keys: KeyFile | None = None) -> None:
-    """Compute the prompts of a file, a JSON object like the body of `POST /v1/cache/prewarm` in
-    each line; with keys each also has the `tenant` whose requests are to find it, as nobody finds
-    another's. Raises PrewarmError for the first that is wrong."""
+@dataclass(frozen=True, slots=True)
+class PrewarmLine:
+    """A prompt of a file, where it stands, and whose requests are to find it."""
+
+    place: str
+    body: WarmBody
+    tenant: str
+
+
+def read_prewarm(path: Path, keys: KeyFile | None = None) -> list[PrewarmLine]:
+    """The prompts of a file, a JSON object like the body of `POST /v1/cache/prewarm` in each line;
+    with keys each also has the `tenant` whose requests are to find it, as nobody finds another's.
+    Needs no engine; what only the model knows (its name, its tokens) is left to `warm_lines`.
+    Raises PrewarmError for the first that is wrong."""
     try:
-        lines = (await to_thread.run_sync(path.read_bytes)).splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise PrewarmError(f"--prewarm {path}: {error.strerror or error}.") from error
+    prompts: list[PrewarmLine] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        place = f"--prewarm {path}, line {number}"
         try:
             _LINE_FIELDS.check(line)
             body = wire.decode(line, _Line)
             tenant = _tenant(body.tenant, keys)
-            record = RequestRecord(
-                operation="prewarm",
-                model=services.card.id,
-                start_ns=time.monotonic_ns(),
-                tenant=tenant,
-            )
-            end = await warm(services, body, record)
+            _require_one(body)
+            if body.messages is not None:
+                decode_conversation(body)
+            if body.ttl is not None:
+                seconds(body.ttl)
         except ApiError as error:
-            raise PrewarmError(f"--prewarm {path}, line {number}: {error.message}") from error
+            raise PrewarmError(f"{place}: {error.message}") from error
+        prompts.append(PrewarmLine(place, body, tenant))
+    return prompts
+
+
+async def warm_lines(services: Services, lines: Sequence[PrewarmLine]) -> None:
+    """Compute the prompts of a file. Raises PrewarmError for the first that cannot be."""
+    for line in lines:
+        record = RequestRecord(
+            operation="prewarm",
+            model=services.card.id,
+            start_ns=time.monotonic_ns(),
+            tenant=line.tenant,
+        )
+        try:
+            end = await warm(services, line.body, record)
+        except ApiError as error:
+            raise PrewarmError(f"{line.place}: {error.message}") from error
         usage = end.usage
         told = (usage.prompt_tokens, usage.cached_tokens, record.trace_id)
         log.info("prewarmed %d tokens, %d cached trace=%s", *told)

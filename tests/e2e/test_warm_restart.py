@@ -74,6 +74,39 @@ def test_what_is_on_disk_outlives_a_restart(tmp_path: Path) -> None:
     assert sum(report["cached_tokens"] for report in reports) > 3000
 
 
+def test_a_start_that_fails_keeps_what_is_on_disk(tmp_path: Path) -> None:
+    """A file of prompts that only a started engine can refuse: it has taken over the folder."""
+    folder, prompts = tmp_path / "cache", tmp_path / "prompts.jsonl"
+    sizes = ("--kv-memory", "64MiB", "--cache-disk", "256MiB", "--cache-dir", str(folder))
+    with serve(*sizes) as server:
+        for topic in TOPICS:
+            chat(server, system_prompt(topic, 60), QUESTION)
+        num_on_disk = server.pool()["num_disk_pages"]
+    assert num_on_disk > 0
+    prompts.write_text('{"prompt": "hello", "model": "no-such-model"}')
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "service",
+            "serve",
+            "--port",
+            "0",
+            "--prewarm",
+            str(prompts),
+            *sizes,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert "line 1: " in ended.stderr and "no-such-model" in ended.stderr
+    with serve(*sizes) as server:
+        assert server.pool()["num_disk_pages"] == num_on_disk
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

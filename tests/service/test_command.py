@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from service import command
 from service.access.keys import KeyFile
+from service.config import Settings
 from tests.faults.live import children, gone, until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -59,6 +61,11 @@ def test_a_taken_port(tmp_path: Path) -> None:
         (("--nope",), 2, "--nope"),
         (("--keys", "nowhere.toml"), 2, "headwater key"),
         (("--tls-cert", __file__), 1, "no usable certificate"),
+        (("--itl-target-ms", "nan"), 2, "--itl-target-ms nan is no time: give finite milliseconds"),
+        (("--ttft-target-ms", "-1"), 2, "--ttft-target-ms -1 is no time"),
+        (("--prefill-chunk", "-1"), 2, "--prefill-chunk -1 is negative"),
+        (("--exact", "--kv-dtype", "bf16"), 2, "--kv-dtype bf16 cannot be with --exact"),
+        (("--prewarm", "nowhere.jsonl"), 1, "--prewarm nowhere.jsonl: No such file"),
         (("--cache-dir", "README.md/x"), 1, "README.md/x cannot be kept from other servers"),
     ],
 )
@@ -67,6 +74,41 @@ def test_what_cannot_start(arguments: tuple[str, ...], code: int, words: str) ->
     assert ended.returncode == code
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 1: "),
+        ('{"prompts": "a"}', "line 1: Unknown parameter"),
+        ("{}", "line 1: Give either 'prompt' or 'messages'"),
+        ('{"prompt": "a", "ttl": "9y"}', "line 1: Invalid 'ttl'"),
+        ('{"prompt": "a", "tenant": "west"}', "line 1: There are no tenants"),
+        ('{"messages": []}', "line 1: "),
+    ],
+)
+def test_prompts_to_warm_are_read_before_an_engine_starts(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    ended = serve("--port", "0", "--prewarm", str(path))
+    assert ended.returncode == 1
+    assert words in ended.stderr
+    assert "loading" not in ended.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_the_dashboard_is_where_a_browser_can_go(host: str) -> None:
+    seen = "localhost" if host == "0.0.0.0" else host
+    said: list[str] = []
+    with socket.create_server((host, 0)) as bound, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "_say", said.append)
+        command._ready(Settings(host=host), bound, 0.0)()
+        port = bound.getsockname()[1]
+    (line,) = said
+    assert f"ready on http://{host}:{port} in " in line
+    assert line.endswith(f"; look at http://{seen}:{port}/dashboard")
 
 
 def test_a_key_is_shown_and_its_entry_printed(tmp_path: Path) -> None:
@@ -89,8 +131,8 @@ def test_a_signal_while_the_model_loads_ends_at_once(tmp_path: Path, number: int
     """Loading never ends here: the model is a pipe that nobody writes to."""
     pipe = tmp_path / "model.gguf"
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", "service", "serve", "--port", "0", "--model", str(pipe)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    words = [sys.executable, "-m", "service", "serve", "--port", "0", "--model", str(pipe)]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "loading" in process.stderr.readline()
         engines = children(process.pid)

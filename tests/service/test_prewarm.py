@@ -14,7 +14,7 @@ from service.access.keys import KeyFile, hash_key, key_entry, new_key
 from service.config import Settings
 from service.dialects.chat_messages import WireMessage
 from service.events import RequestRecord
-from service.prewarm import PrewarmError, WarmBody, warm, warm_from_file
+from service.prewarm import PrewarmError, WarmBody, read_prewarm, warm, warm_lines
 from service.services import build_services
 from tests.service.conftest import INFO, byte_assets
 
@@ -33,7 +33,7 @@ async def tenants_of(tmp_path: Path, lines: list[dict[str, Any]], *, with_keys: 
     engine = await start_thread_engine(lambda: ScriptedCore(play, info=INFO))
     try:
         services = build_services(Settings(), engine, byte_assets())
-        await warm_from_file(services, prompts, KeyFile(keys) if with_keys else None)
+        await warm_lines(services, read_prewarm(prompts, KeyFile(keys) if with_keys else None))
     finally:
         await engine.close()
     return asked

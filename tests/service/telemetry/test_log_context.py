@@ -19,7 +19,7 @@ from service.access import keys as keys_module
 from service.access.keys import KeyFile, hash_key, key_entry
 from service.config import Settings
 from service.dashboard.feed import Feed
-from service.prewarm import warm_from_file
+from service.prewarm import read_prewarm, warm_lines
 from service.responses.store import ResponsesStore
 from service.services import build_services
 from service.telemetry.log_context import TRACE_ID, TraceFilter
@@ -135,7 +135,7 @@ async def test_prewarming_at_the_start_leaves_no_trace_behind(tmp_path: Path) ->
     play = in_order([text_script("x")])
     engine = await start_thread_engine(lambda: ScriptedCore(play, info=INFO))
     try:
-        await warm_from_file(build_services(Settings(), engine, byte_assets()), path)
+        await warm_lines(build_services(Settings(), engine, byte_assets()), read_prewarm(path))
         assert TRACE_ID.get() == ""
     finally:
         await engine.close()
