@@ -82,11 +82,19 @@ class LoadMeter:
 
     def has_place(self, new: Request, moving: Sequence[Request], num_admitted: int) -> bool:
         """Whether one more may run beside these and so many others like it: a short one beside a
-        long one, where there would be none for two long ones."""
+        long one, where there would be none for two long ones. A prompt takes a place from when it
+        will be computed: until then one that says little may come and go."""
         num_new = num_admitted + 1
-        num = len(moving) + num_new
-        num_keys = sum(map(self._keys, moving)) + num_new * self._keys(new)
+        ends_s = self._left(new) * max(self._stream_step_s, self._controller.target_ms / 1e3)
+        beside = [r for r in moving if r.is_decoding or self._computing_s(r) <= ends_s]
+        num = len(beside) + num_new
+        num_keys = sum(map(self._keys, beside)) + num_new * self._keys(new)
         return num <= self._most(num_keys / num)
+
+    def _computing_s(self, request: Request) -> float:
+        """How long its prompt takes yet, if nothing else is computed."""
+        rate = self._rate()
+        return request.num_uncomputed_tokens / rate if rate else 0.0
 
     def _most(self, num_keys: float) -> int:
         return min(self._max_running, self._controller.most_streams(int(num_keys)))
