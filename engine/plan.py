@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.models.headers import ModelHeader, read_header
+from engine.text.missing_model import missing_model
 from engine.weights.checkpoint_file import CheckpointError
 from kernels.contract import KVDType, KVLayout
 from kernels.roofline import StepCosts, kv_token_bytes
@@ -29,7 +30,7 @@ _POWERS: Final = " kmgtp"
 
 
 class PlanError(ValueError):
-    """A number that cannot be; the message is one sentence."""
+    """A number or a path that cannot be; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--flops", default="", metavar="RATE", help="operations per second, like 990T")
     given = parser.parse_args(arguments)
     try:
+        if not given.model.exists():
+            raise PlanError(missing_model(str(given.model), given.model))
         header = read_header(given.model)
         if given.kv_dtype.lower() not in KV_DTYPES:
             raise PlanError(f"--kv-dtype {given.kv_dtype!r}: choose {', '.join(KV_DTYPES)}.")

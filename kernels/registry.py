@@ -71,7 +71,7 @@ def _triton(exact: bool) -> Backend[Any, Any]:
         if importlib.util.find_spec(package) is None:
             raise BackendUnavailable(
                 f"The Triton backend needs {package}, which is not installed: "
-                f"`pip install 'headwater[gpu]'`."
+                "`.venv/bin/pip install -e '.[gpu]'`."
             )
     from kernels.triton.backend import TritonBackend
 

@@ -29,7 +29,13 @@ from loadtest.report.html import page
 from loadtest.report.live import LiveView
 from loadtest.report.picture import picture
 from loadtest.report.readme import readme_section, rewrite
-from loadtest.report.table import beside_table, figures_table, notes, ratios_table
+from loadtest.report.table import (
+    beside_table,
+    figures_table,
+    goodput_counts,
+    notes,
+    ratios_table,
+)
 from loadtest.transports import Target
 from loadtest.workloads import WorkloadError, names, read_workload, without_paths
 
@@ -164,6 +170,7 @@ def _print(report: Report) -> None:
         measured = pool(report.runs)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(figures_table(measured, width))
+        print(f"\nGoodput counts {goodput_counts(report.slo)}.")
         if beside := beside_table(measured, width):
             print(f"\nStreams beside a prefill:\n\n{beside}")
     if report.ratios:

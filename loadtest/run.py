@@ -11,7 +11,7 @@ import aiohttp
 from loadtest.arrival import Beside
 from loadtest.measure.client import ClientWatch
 from loadtest.measure.progress import Progress
-from loadtest.measure.sample import RequestError, Role, Sample, of_status
+from loadtest.measure.sample import Kind, RequestError, Role, Sample, of_status
 from loadtest.plan import PartPlan, Plan, Session
 from loadtest.transports import Dialogue, Target, Transport
 from loadtest.transports.base import open_http, told
@@ -24,15 +24,18 @@ MODELS_S = 15.0
 async def find_model(target: Target) -> str:
     """The first model that the target lists. Raises RequestError for a target that is dead or
     lists none."""
+    limit_s = min(MODELS_S, target.stall_s)
     async with open_http(target) as http:
         try:
-            limit = aiohttp.ClientTimeout(total=min(MODELS_S, target.stall_s))
+            limit = aiohttp.ClientTimeout(total=limit_s)
             async with http.get(f"{target.url}/v1/models", timeout=limit) as response:
                 if response.status != 200:
                     raise of_status(response.status, await response.text())
                 listed = (await response.json(content_type=None))["data"]
                 return str(listed[0]["id"])
-        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, TimeoutError) and not str(error):
+                raise RequestError(Kind.STALLED, f"no answer within {limit_s:g} s") from error
             raise told(error) from error
         except (LookupError, TypeError, ValueError) as error:
             raise of_status(200, f"no model is listed at /v1/models ({error!r})") from error

@@ -232,7 +232,8 @@ class _Loader:
         names = [self._namespace(place) for place in range(len(self._manifest.names))]
         if refusal := tier.take_over(book, names):
             self._tier = None
-            self._refused = f"{len(book.records)} pages on disk: {refusal}"
+            if book.records:
+                self._refused = f"{len(book.records)} pages on disk: {refusal}"
 
     def _path(self, leaf: int) -> list[int]:
         path = [leaf]

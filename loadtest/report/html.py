@@ -14,6 +14,7 @@ from loadtest.report.table import (
     COLUMNS,
     RATIO_TITLES,
     cell,
+    goodput_counts,
     notes,
     ratio_text,
     table_of,
@@ -274,14 +275,8 @@ def _method(report: Report) -> str:
     terms = "".join(
         f"<div><dt>{escape(t)}</dt><dd>{escape(text)}</dd></div>" for t, text in METHOD.items()
     )
-    slo = ", ".join(
-        f"{name} {value:g}"
-        for name in report.slo.__struct_fields__
-        if (value := getattr(report.slo, name)) is not None
-    )
-    goodput = (
-        f"<div><dt>Goodput</dt><dd>requests that kept {escape(slo)}.</dd></div>" if slo else ""
-    )
+    counts = escape(goodput_counts(report.slo))
+    goodput = f"<div><dt>Goodput</dt><dd>{counts}.</dd></div>"
     return f'<h2>How it was measured</h2><dl class="method">{terms}{goodput}</dl>'
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from loadtest.measure.pooled import Pooled, pool
 from loadtest.measure.result import Ratio, Report
+from loadtest.workloads.spec import Slo
 
 COLUMNS = (
     ("requests", "requests", "{:.0f}"),
@@ -105,6 +106,16 @@ def ratios_table(ratios: Sequence[Ratio]) -> str:
     return markdown(
         ["load", "ratio", *(f"{ratios[0].target} / {peer}" for peer in peers)], rows, num_left=2
     )
+
+
+def goodput_counts(slo: Slo) -> str:
+    """Which requests goodput counts."""
+    limits = ", ".join(
+        f"{name} {value:g}"
+        for name in slo.__struct_fields__
+        if (value := getattr(slo, name)) is not None
+    )
+    return f"requests that kept {limits}" if limits else "every answered request: no limit is given"
 
 
 def notes(report: Report) -> list[str]:

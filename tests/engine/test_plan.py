@@ -115,6 +115,15 @@ def test_what_cannot_be_is_one_sentence(
     assert told.err.startswith("headwater: ") and told.err.count("\n") == 1
 
 
+def test_a_model_that_is_not_here_is_told_as_serve_tells_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["org/Name-1B"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("headwater: org/Name-1B does not exist. Nothing is downloaded: name a")
+    assert "`hf download org/Name-1B --local-dir Name-1B` makes one" in told
+
+
 @pytest.mark.parametrize(
     "change", [{"torch_dtype": "int3"}, {"num_hidden_layers": "many"}, {"architectures": []}]
 )

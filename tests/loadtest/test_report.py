@@ -19,8 +19,9 @@ from loadtest.report.picture import picture
 from loadtest.report.readme import BEGIN, END, readme_section, rewrite
 from loadtest.report.standing import figure_text
 from loadtest.report.svg import linear_axis, log_axis, milliseconds
-from loadtest.report.table import ratio_text
+from loadtest.report.table import goodput_counts, ratio_text
 from loadtest.workloads import read_workload
+from loadtest.workloads.spec import Slo
 from tests.loadtest.samples import report_of, run_of, sample
 
 
@@ -39,6 +40,20 @@ def full_report() -> Report:
         **{name: getattr(report, name) for name in report.__struct_fields__}
         | {"ratios": ratios(runs), "verdicts": judge([parse("itl_p50_ms<1")], pool(runs))}
     )
+
+
+@pytest.mark.parametrize(
+    ("slo", "words"),
+    [
+        (Slo(), "every answered request: no limit is given"),
+        (Slo(ttft_ms=500, tpot_ms=50), "requests that kept ttft_ms 500, tpot_ms 50"),
+    ],
+)
+def test_a_report_says_what_goodput_counts(slo: Slo, words: str) -> None:
+    assert goodput_counts(slo) == words
+    report = full_report()
+    fields = {name: getattr(report, name) for name in report.__struct_fields__}
+    assert f"<dd>{words}.</dd>" in page(Report(**fields | {"slo": slo}))
 
 
 def test_the_page_stands_alone() -> None:

@@ -1,12 +1,14 @@
 """Each dialect over real sockets: what is sent, what is read, and how each failure is told."""
 
 import asyncio
+import socket
 import time
 from typing import Any
 
 import pytest
 
 from loadtest.measure.sample import Kind, RequestError, Sample, Usage
+from loadtest.run import find_model
 from loadtest.transports import NAMES, Dialogue, Target, Transport, open_transport
 from tests.loadtest.playing import Play, playing
 
@@ -169,6 +171,13 @@ def test_a_refusal_is_told_by_its_status(name: str, status: int, kind: Kind) -> 
 
 def test_a_refused_handshake_is_told() -> None:
     assert fails("responses-ws", Play(status=403)).kind == Kind.REFUSED
+
+
+def test_a_target_that_never_answers_is_told_with_the_time_it_had() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(RequestError, match=r"^no answer within 0\.2 s$"):
+            asyncio.run(find_model(Target("silent", url, "", stall_s=0.2)))
 
 
 @pytest.mark.parametrize("name", NAMES)

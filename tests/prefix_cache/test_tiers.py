@@ -395,6 +395,18 @@ def test_a_book_older_than_the_file_leads_nowhere(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("disk-*"))) == 1
 
 
+def test_a_book_of_no_pages_has_nothing_to_tell(tmp_path: Path) -> None:
+    former = Machine(folder=tmp_path)
+    former.keep(A, THREE)
+    assert len(former.tier) == 0
+    snapshot.save(tmp_path, IDENTITY, former.cache, former.export_page, former.tier)
+    for left in tmp_path.glob("disk-*"):
+        left.unlink()
+    _, told = restarted(tmp_path, former)
+    assert told.refused == ""
+    assert told.num_pages > 0
+
+
 def test_a_file_of_another_size_is_not_taken_over_and_that_is_told(tmp_path: Path) -> None:
     former = served(tmp_path)
     _, told = restarted(tmp_path, former, num_slots=31)
