@@ -292,8 +292,9 @@ class PrefixCache:
         return num_pages
 
     def free_pages(self) -> list[int]:
-        """Ids of the pages that hold nothing. Who writes there may keep nothing there."""
-        return list(map(int, self._pool.free_ids))
+        """Ids of the pages that hold nothing, the next to be given out first. Who writes there may
+        keep nothing there."""
+        return list(map(int, self._pool.free_ids[::-1]))
 
     def stats(self) -> PoolCounts:
         """Pages by state, O(1)."""

@@ -15,7 +15,7 @@ from tests.kernels.small_decoder import SPEC, all_of
 from tests.kernels.stepping import kv_layout, make_batch
 
 LAYOUT = kv_layout(SPEC, 16, KVDType.F16)
-AHEAD = 64 << 20
+AHEAD = 40 << 20
 SLACK = 8 << 20
 """What else a process may take or give back meanwhile."""
 PATIENCE_S = 60.0

@@ -22,7 +22,7 @@ class MemoryAhead {
   void use(size_t bytes);
 
  private:
-  static constexpr size_t kBytes = size_t(64) << 20;
+  static constexpr size_t kBytes = size_t(40) << 20;
   static constexpr size_t kPiece = size_t(2) << 20;  // a huge page
 
   void run();

@@ -8,6 +8,7 @@ from engine.core import MeanwhileFailed
 from engine.types import EngineEvent, Finished, FinishReason, SamplingParams, Started, TokenDelta
 from kernels.contract import ForwardBatch, StepLogits, do_nothing
 from kernels.registry import Selection
+from tests.engine.scheduling.simulated import Simulation
 from tests.engine.tiny import PAGE, Driver, FaultyBackend, faulty, prompt, tiny_core
 
 
@@ -225,3 +226,14 @@ def test_what_fails_meanwhile_is_no_fault_of_the_step() -> None:
         run.core.step(fail)
     assert run.core.stats().running == 1
     run.core.audit()
+
+
+def test_what_warms_up_writes_where_the_first_request_will() -> None:
+    """Memory is touched as far as was written: the pool's last page would be all of it."""
+    run = Simulation(num_pages=64)
+    run.core.warm_up()
+    warmed = max(int(batch.slot_mapping.max()) for batch in run.backend.batches)
+    run.backend.batches.clear()
+    run.add(129)
+    run.run()
+    assert max(int(batch.slot_mapping.max()) for batch in run.backend.batches) == warmed
